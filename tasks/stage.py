@@ -1,0 +1,145 @@
+"""What a stage of dvc.yaml sees: its deps, outs, params and nothing else.
+
+    def main(stage: Stage) -> None: ...
+
+    if __name__ == "__main__":
+        run("pretrain", main)
+
+Paths and params stand in dvc.yaml alone: a task asks for them by their last name (`stage.dep("tokens")`), and asking for what the stage
+does not declare fails, so that a forgotten dependency is impossible.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k2 import storage
+from k2.config import ExecutionConfig, Params, load_params
+from k2.errors import ConfigError, K2Error
+
+RESUME = Path(".k2/resume")
+
+
+class Declared:
+    """The sections of params.yaml that a stage declares; any other is refused."""
+
+    def __init__(self, stage: str, params: Params, sections: list[str]) -> None:
+        self._stage, self._sections = stage, {name: getattr(params, name) for name in sections}
+
+    def __getattr__(self, section: str) -> Any:
+        try:
+            return self._sections[section]
+        except KeyError:
+            raise ConfigError(f"dvc.yaml: stages.{self._stage}.params does not list `{section}`, which the task reads; add it") from None
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._sections.items())
+
+
+class Stage:
+    """One entry of dvc.yaml, bound to the params and the folders that it names."""
+
+    def __init__(self, name: str) -> None:
+        stages = read_dag()
+        if name not in stages:
+            raise ConfigError(f"dvc.yaml: stages.{name} is not there; known stages: {', '.join(stages)}")
+        entry, self.name = stages[name], name
+        params = load_params("params.yaml")
+        self.params: Any = Declared(name, params, entry.get("params", []))
+        self.execution: ExecutionConfig = params.execution
+        made = {path for other in stages.values() for path in paths(other, "outs")}
+        self.inputs = [Path(p) for p in paths(entry, "deps") if p in made]  # what other stages make; the rest of deps is code
+        self._outs = [Path(p) for kind in ("outs", "metrics", "plots") for p in paths(entry, kind)]
+        self._open = ExitStack()
+
+    def dep(self, name: str) -> Path:
+        """An input made by another stage, its checksums verified."""
+        path = self._find(self.inputs, name, "deps")
+        if not path.exists():
+            raise K2Error(f"{path}: missing; run `dvc repro {self.name}`, which makes what this stage needs first")
+        return storage.verify(path) if path.is_dir() else path
+
+    def out(self, name: str) -> Path:
+        """Where to write an output: a new empty folder, renamed to its place when the whole stage succeeds."""
+        partial = self._open.enter_context(storage.write_whole(self._find(self._outs, name, "outs")))
+        partial.mkdir()
+        return partial
+
+    def write(self, name: str, text: str) -> None:
+        """Write a metrics or plots file, whole, by its name in dvc.yaml (`pretrain.json`)."""
+        with storage.write_whole(self._find(self._outs, name, "outs, metrics or plots")) as partial:
+            partial.write_text(text)
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        """Write the stage's metrics file, metrics/<stage>.json."""
+        self.write(f"{self.name}.json", json.dumps(values, indent=1) + "\n")
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of what this stage computes: its resolved params and the content of its inputs (not where or by which code it runs)."""
+        digest = hashlib.sha256(self.name.encode())
+        for section, value in self.params:
+            digest.update(f"{section}={value!r}".encode())
+        for path in sorted(self.inputs):
+            digest.update(f"{path}:{storage.sha256(path / storage.MANIFEST if path.is_dir() else path)}".encode())
+        return digest.hexdigest()[:16]
+
+    @property
+    def resume_folder(self) -> Path:
+        """Where resume states of exactly this computation lie; removed when the stage succeeds."""
+        return RESUME / self.name / self.fingerprint
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+        if error[0] is None:
+            storage.remove(self.resume_folder)
+
+    def _find(self, among: list[Path], name: str, kind: str) -> Path:
+        for path in among:
+            if name in (path.name, path.as_posix()):
+                return path
+        raise ConfigError(f"dvc.yaml: stages.{self.name} does not list `{name}` under {kind}, which the task asks for; add it")
+
+
+def read_dag() -> dict[str, dict[str, Any]]:
+    """The stages of dvc.yaml, as they stand there."""
+    try:
+        return yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+    except FileNotFoundError:
+        raise ConfigError("dvc.yaml: not found; run from the project's root") from None
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f"dvc.yaml: not valid: {' '.join(str(error).split())}") from None
+
+
+def paths(entry: dict[str, Any], kind: str) -> list[str]:
+    """The paths under `deps`, `outs`, `metrics` or `plots` of a stage, whether written plain or with options."""
+    return [next(iter(item)) if isinstance(item, dict) else item for item in entry.get(kind, [])]
+
+
+def run(name: str, main: Callable[[Stage], None]) -> None:
+    """Run a stage's `main` as a process: user errors are one line on stderr and an exit code, never a traceback."""
+    try:
+        with Stage(name) as stage:
+            main(stage)
+    except K2Error as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        print(f"{name}: the package of `{error.name}` is not installed; run `make setup`", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"{name}: {error.filename or os.getcwd()}: the disk is full; free some space and run again", file=sys.stderr)
+        sys.exit(1)
