@@ -26,7 +26,7 @@ def knob(doc: str, *, gt: float | None = None, ge: float | None = None, le: floa
 DTYPES = ("bfloat16", "float32")
 
 
-# -- shared sections ----------------------------------------------------------------------------------------------------------------
+# -- shared sections ---------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class YarnConfig:
     factor: float = knob("Context extension factor over the model's max_position_embeddings. K2: 32 (4K to 128K).", ge=1)
@@ -66,9 +66,7 @@ class ModelConfig:
         if MISSING in (self.num_experts_per_tok, self.qk_rope_head_dim, self.first_k_dense_replace):
             return  # omegaconf builds the bare schema
         if self.num_experts_per_tok > self.n_routed_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is above n_routed_experts ({self.n_routed_experts})"
-            )
+            raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is above n_routed_experts ({self.n_routed_experts})")
         if self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; rotary pairs need an even size")
         if self.first_k_dense_replace > self.num_hidden_layers:
@@ -95,7 +93,9 @@ class MuonClipConfig:
 class LLMConfig:
     """The language model that rephrases, plays users and judges."""
 
-    provider: str = knob("`local`: a transformers model in this process; `openai`: an OpenAI-compatible endpoint.", among=("local", "openai"))
+    provider: str = knob(
+        "`local`: a transformers model in this process; `openai`: an OpenAI-compatible endpoint.", among=("local", "openai")
+    )
     model: str = knob("smollm2-135m-instruct (shipped by a PyPI package), a local path, or the endpoint's model name.")
     base_url: str | None = knob("The endpoint's address; its key comes from the environment variable OPENAI_API_KEY.")
     batch_size: int = knob("Prompts generated together (local) or requests in flight (endpoint).", gt=0)
@@ -105,18 +105,24 @@ class LLMConfig:
 
 @dataclass(frozen=True)
 class GymConfig:
-    domains: dict[str, dict[str, Any]] = knob("Domain name to its settings: `dataset` is a reasoning-gym dataset and the rest its arguments.")
-    max_new_tokens: dict[str, int] = knob("Token budget of an answer by domain (budget control, report section 3.2.3). K2: not public.")
+    domains: dict[str, dict[str, Any]] = knob(
+        "Domain name to its settings: `dataset` is a reasoning-gym dataset and the rest its arguments."
+    )
+    max_new_tokens: dict[str, int] = knob(
+        "Token budget of an answer by domain (budget control, report section 3.2.3). K2: not public."
+    )
     held_out_seed: int = knob("First seed of the evaluation tasks; training tasks never reach it.", gt=0)
 
 
-# -- stages ---------------------------------------------------------------------------------------------------------------------------
+# -- stages ------------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CorpusConfig:
     source: str = knob("`python-docs`, or a file, folder or URL (s3://, hf://, https://) of txt, md, jsonl or parquet.")
     max_bytes: int = knob("Stop reading after this many bytes of text.", gt=0)
     min_characters: int = knob("Shorter documents are dropped.", ge=0)
-    near_duplicate_threshold: float = knob("Estimated Jaccard similarity of word 5-grams from which a document is a near-duplicate.", gt=0, le=1)
+    near_duplicate_threshold: float = knob(
+        "Estimated Jaccard similarity of word 5-grams from which a document is a near-duplicate.", gt=0, le=1
+    )
     validation_fraction: float = knob("Share of documents held out of training.", gt=0, le=0.5)
     seed: int = knob("Random seed.", ge=0)
 
@@ -195,7 +201,9 @@ class ToolsConfig:
 class TrajectoriesConfig:
     dialogues: int = knob("Dialogues to simulate before the judge's filter. K2: tens of thousands kept.", gt=0)
     max_turns: int = knob("Turns after which a dialogue ends unfinished.", gt=0)
-    failure_rate: float = knob("Probability that a tool call fails in part or whole. K2: 'controlled stochasticity', not public.", ge=0, le=1)
+    failure_rate: float = knob(
+        "Probability that a tool call fails in part or whole. K2: 'controlled stochasticity', not public.", ge=0, le=1
+    )
     seed: int = knob("Random seed.", ge=0)
 
 
@@ -289,7 +297,7 @@ class Params:
     execution: ExecutionConfig = dataclasses.field(default_factory=ExecutionConfig)
 
 
-# -- loading --------------------------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------------------
 def load_params(path: Path | str) -> Params:
     """Read and check the whole of a params.yaml. Raises ConfigError with the key's path, what is wrong, and the mend."""
     path = Path(path)
@@ -324,7 +332,7 @@ def parse(cls: type, node: Any, at: str) -> Any:
             if field.default is not NO_DEFAULT and field.default != MISSING:
                 continue
             raise ValueError(f"{where}: missing; {field.metadata.get('doc', 'add the section')}")
-        if dataclasses.is_dataclass(field.type):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             values[name] = parse(field.type, node._get_node(name), where)
         else:
             values[name] = _leaf(cls, name, field, node, where)
@@ -335,9 +343,9 @@ def parse(cls: type, node: Any, at: str) -> Any:
 
 
 def _leaf(cls: type, name: str, field: dataclasses.Field, node: DictConfig, where: str) -> Any:
-    value = node[name]
+    value, typed = node[name], None
     try:  # omegaconf converts and checks one typed value
-        typed = OmegaConf.merge(OmegaConf.structured(cls), {name: value})[name]
+        typed = OmegaConf.select(OmegaConf.merge(OmegaConf.structured(cls), {name: value}), name)
     except OmegaConfBaseException:
         shown = field.type.__name__ if isinstance(field.type, type) else str(field.type)
         raise ValueError(f"{where}: expected {shown}, got {value!r}; {field.metadata.get('doc', '')}") from None

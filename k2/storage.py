@@ -63,7 +63,9 @@ def verify(folder: Path) -> Path:
         if not path.is_file():
             raise K2Error(f"{path}: missing; delete {folder} and run the stage that makes it again (`dvc repro` or `dvc checkout`)")
         if path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
-            raise K2Error(f"{path}: checksum differs, the file is damaged; delete it and run `dvc checkout` or the stage that makes it")
+            raise K2Error(
+                f"{path}: checksum differs, the file is damaged; delete it and run `dvc checkout` or the stage that makes it"
+            )
     return folder
 
 

@@ -5,8 +5,8 @@
     if __name__ == "__main__":
         run("pretrain", main)
 
-Paths and params stand in dvc.yaml alone: a task asks for them by their last name (`stage.dep("tokens")`), and asking for what the stage
-does not declare fails, so that a forgotten dependency is impossible.
+Paths and params stand in dvc.yaml alone: a task asks for them by their last name (`stage.dep("tokens")`), and asking for what the
+stage does not declare fails, so that a forgotten dependency is impossible.
 """
 
 import errno
@@ -38,7 +38,9 @@ class Declared:
         try:
             return self._sections[section]
         except KeyError:
-            raise ConfigError(f"dvc.yaml: stages.{self._stage}.params does not list `{section}`, which the task reads; add it") from None
+            raise ConfigError(
+                f"dvc.yaml: stages.{self._stage}.params does not list `{section}`, which the task reads; add it"
+            ) from None
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self._sections.items())
@@ -84,7 +86,7 @@ class Stage:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of what this stage computes: its resolved params and the content of its inputs (not where or by which code it runs)."""
+        """Identity of what this stage computes: resolved params and content of inputs, not where or by which code it runs."""
         digest = hashlib.sha256(self.name.encode())
         for section, value in self.params:
             digest.update(f"{section}={value!r}".encode())
