@@ -26,7 +26,7 @@ class TokenRows:
         except (OSError, ValueError):
             raise K2Error(f"{folder / INDEX}: missing or not readable; run the tokenize stage again") from None
         if phase not in index:
-            raise K2Error(f"{folder / INDEX}: holds no phase `{phase}` (there are: {', '.join(index)}); run the tokenize stage again")
+            raise K2Error(f"{folder / INDEX}: no phase `{phase}` (there are: {', '.join(index)}); run the tokenize stage again")
         self.rows: int = index[phase]["rows"]
         self.row_tokens: int = index[phase]["row_tokens"]
         self._tokens = _map(folder / f"{phase}.bin", np.dtype(index[phase]["dtype"]), (self.rows, self.row_tokens))

@@ -63,7 +63,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def adopt(path: Path, vocab_size: int) -> Tokenizer:
-    """An existing byte-level tokenizer (a folder or its tokenizer.json); special tokens of K2's that it lacks are added at the end."""
+    """An existing byte-level tokenizer (a folder or its tokenizer.json); K2's special tokens that it lacks come at the end."""
     file = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = load(file, "params.yaml: tokenizer.path: ")
     token_bytes(tokenizer)  # refuses what is not byte-level
@@ -115,7 +115,7 @@ def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
         if index in special:
             continue
         if not alphabet.issuperset(token):
-            raise K2Error(f"the tokenizer is not byte-level (token {token!r}); bits per byte need a byte-level BPE, as GPT-2's or K2's")
+            raise K2Error(f"the tokenizer is not byte-level (token {token!r}); take a byte-level BPE, such as GPT-2's")
         sizes[index] = len(token)
     for index, token in tokenizer.get_added_tokens_decoder().items():
         if not token.special:

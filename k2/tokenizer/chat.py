@@ -70,7 +70,9 @@ class ChatTokenizer:
         """UTF-8 bytes of each token, (vocab_size,) int32, special tokens 0: the denominator of bits per byte."""
         return bpe.token_bytes(self._tokenizer)
 
-    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = False
+    ) -> str:
         """The dialogue as one string, equal to chat_template.jinja's."""
         return "".join(segment.text for segment in segments(messages, tools, add_generation_prompt))
 
@@ -89,7 +91,7 @@ class ChatTokenizer:
     def parse_assistant(self, ids: Sequence[int]) -> Message:
         """The assistant message in generated tokens (what follows the generation prompt), up to <|im_end|> or [EOS].
 
-        A tool-call section that does not follow the format to the letter, or whose arguments are no JSON object, stays in `content`.
+        A tool-call section that breaks the format, or whose arguments are no JSON object, stays in `content`.
         """
         ends = [i for i, token in enumerate(ids) if token in (self.im_end_id, self.eos_id)]
         ids = list(ids[: ends[0]] if ends else ids)
