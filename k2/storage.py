@@ -9,12 +9,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from k2.errors import K2Error
 
 MANIFEST = "manifest.json"
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+ATTEMPTS = 3  # for a remote place that does not answer; the wait doubles from one second
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -85,3 +90,83 @@ def remove(path: Path) -> None:
 def _flush(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+
+
+# -- reading a local path or a URL ------------------------------------------------------------------------------------------------
+def list_files(source: str) -> list[str]:
+    """Files at a local path or fsspec URL: the file itself, or all in the folder and below, sorted, hidden ones left out.
+
+    An http(s) address is always one file. K2Error when there is nothing or the place cannot be reached.
+    """
+    if source.startswith(("http://", "https://")):
+        return [source]
+    import fsspec
+
+    def find() -> list[str]:
+        system, path = fsspec.core.url_to_fs(source)
+        if not system.exists(path):
+            raise FileNotFoundError
+        root = path.rstrip("/")
+        names = sorted(name for name in system.find(root) if not any(part.startswith(".") for part in name[len(root) :].split("/")))
+        return [system.unstrip_protocol(name) if is_remote(source) else name for name in names]
+
+    return _reach(source, find)
+
+
+@contextlib.contextmanager
+def open_file(path: str) -> Iterator[IO[bytes]]:
+    """Open a local path or URL for reading, decompressed by its ending (COMPRESSIONS). Any failure is a K2Error that names it."""
+    import fsspec
+
+    def start() -> Any:
+        system, name = fsspec.core.url_to_fs(path)
+        return fsspec.core.OpenFile(system, name, "rb", compression=COMPRESSIONS.get(suffix(path))).open()
+
+    opened = _reach(path, start)
+    try:
+        with opened as file:
+            yield file
+    except K2Error:
+        raise
+    except Exception as error:  # each file system and codec has its own
+        raise _explain(path, error) from None
+
+
+def suffix(path: str) -> str:
+    """The last ending of a path or URL, in small letters, without a query."""
+    return os.path.splitext(path.split("?")[0])[1].lower()
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path and not path.startswith(("file://", "local://"))
+
+
+def _reach(path: str, action: Callable[[], T]) -> T:
+    """Run `action`; for a remote path, again after a pause when the failure may pass."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return action()
+        except Exception as error:  # each file system has its own kinds
+            if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
+                error = error.__cause__  # how fsspec's http reports a network that is down
+            final = isinstance(error, (FileNotFoundError, PermissionError, ImportError, ValueError))
+            if final or attempt == ATTEMPTS or not is_remote(path):
+                raise _explain(path, error) from None
+            time.sleep(2 ** (attempt - 1))
+    raise AssertionError("unreachable")
+
+
+def _explain(path: str, error: Exception) -> K2Error:
+    """One line for what a file system, a codec or the network raised."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return K2Error(f"{path}: not found; check the path" + (" and that you may read it" if is_remote(path) else ""))
+    if isinstance(error, PermissionError):
+        return K2Error(f"{path}: no permission to read it ({reason}); check the file's mode or your credentials")
+    if isinstance(error, (ImportError, ValueError)) and is_remote(path):
+        return K2Error(f"{path}: this kind of address cannot be opened ({reason})")
+    if is_remote(path):
+        return K2Error(
+            f"{path}: cannot be reached ({type(error).__name__}: {reason}); check the network, the address and credentials"
+        )
+    return K2Error(f"{path}: not readable ({reason}); the file may be damaged")
