@@ -47,7 +47,7 @@ def _numbers(values: list[str]) -> str:
 
 
 def _read_numbers(answer: str, entry: Entry) -> str:
-    """A JSON list for number_sorting's scorer, which tolerates errors up to 1: other numbers than the question's are refused here."""
+    """A JSON list for number_sorting's scorer, which lets errors up to 1 pass: other numbers than the question's are refused."""
     try:
         given = sorted(float(word) for word in answer.split())
     except ValueError:

@@ -1,7 +1,7 @@
 """Tool use in several turns against a store that really changes: ask, call, read the result, answer.
 
 The user asks for a count, or to add to it or take from it; the quantities are known to the store alone, so the model must call
-the declared tool with the right arguments and read its result. The verifier looks at the call, at the store's state and at the answer.
+the declared tool with the right arguments and read its result. The verifier looks at the call, the store's state and the answer.
 
 Reward of a request: 0.2 for a call that the declaration allows, 0.3 for the right call, 0.5 for the right answer after it with the
 store in the right state. An episode's reward is the mean over its requests.
