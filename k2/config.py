@@ -6,6 +6,11 @@ wrong type or a value out of bounds raises ConfigError with the key's path. The 
 
 import dataclasses
 import difflib
+import functools
+import math
+import operator
+import types
+import typing
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +274,9 @@ class ExecutionConfig:
     threads: int | None = knob("CPU threads, null for PyTorch's own choice.", gt=0)
     checkpoint_seconds: float = knob("Seconds between resume states of a training stage.", gt=0)
     experiment: str = knob("MLflow experiment.")
-    tracking_uri: str | None = knob("MLflow address; null: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db beside params.yaml.")
+    tracking_uri: str | None = knob(
+        "MLflow address; MLFLOW_TRACKING_URI goes before it. null: sqlite:///mlflow.db beside params.yaml."
+    )
 
 
 @dataclass(frozen=True)
@@ -300,19 +307,27 @@ class Params:
 # -- loading -----------------------------------------------------------------------------------------------------------------------
 def load_params(path: Path | str) -> Params:
     """Read and check the whole of a params.yaml. Raises ConfigError with the key's path, what is wrong, and the mend."""
-    path = Path(path)
     try:
-        raw = OmegaConf.load(path)
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: not found; run from the project's root or restore the file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable: {error}") from None
+    return parse_params(text, str(path))
+
+
+def parse_params(text: str, origin: str) -> Params:
+    """The same for text that is not in a file yet; `origin` names it in errors."""
+    try:
+        raw = OmegaConf.create(text)
     except Exception as error:  # the parsers' own errors have no common base
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, DictConfig):
-        raise ConfigError(f"{path}: expected sections at the top level, got a {type(raw).__name__}")
+        raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, DictConfig) or isinstance(text, str) and raw == {text.strip(): None}:
+        raise ConfigError(f"{origin}: expected sections with keys at the top level")
     try:
         return parse(Params, raw, "")
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{origin}: {error}") from None
 
 
 def parse(cls: type, node: Any, at: str) -> Any:
@@ -325,44 +340,81 @@ def parse(cls: type, node: Any, at: str) -> Any:
             close = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(fields)}"
             raise ValueError(f"{_join(at, key)}: unknown key; {hint}")
+        if OmegaConf.is_interpolation(node, key):
+            raise ValueError(f"{_join(at, key)}: interpolation would hide a dependency from dvc.yaml; write the value itself")
     values = {}
     for name, field in fields.items():
-        where = _join(at, name)
-        if name not in node:
-            if field.default is not NO_DEFAULT and field.default != MISSING:
-                continue
-            raise ValueError(f"{where}: missing; {field.metadata.get('doc', 'add the section')}")
-        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
-            values[name] = parse(field.type, node._get_node(name), where)
-        else:
-            values[name] = _leaf(cls, name, field, node, where)
+        if name in node and isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            values[name] = parse(field.type, node._get_node(name), _join(at, name))
+        elif name not in node and (field.default is NO_DEFAULT or field.default == MISSING):
+            raise ValueError(f"{_join(at, name)}: missing; {field.metadata.get('doc', 'add the section')}")
+    leaves = {name: node[name] for name in fields if name in node and name not in values}
+    for name, value in _typed(cls, leaves, at).items():
+        _check_bounds(value, fields[name], _join(at, name))
+        values[name] = value
     try:
         return cls(**values)
     except ValueError as error:
         raise ValueError(_join(at, str(error))) from None
 
 
-def _leaf(cls: type, name: str, field: dataclasses.Field, node: DictConfig, where: str) -> Any:
-    value, typed = node[name], None
-    try:  # omegaconf converts and checks one typed value
-        typed = OmegaConf.select(OmegaConf.merge(OmegaConf.structured(cls), {name: value}), name)
+def _typed(cls: type, leaves: dict[str, Any], at: str) -> dict[str, Any]:
+    """OmegaConf converts and checks the leaves against the types of `cls`: all at once, or one by one to find the culprit."""
+    kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+    try:
+        typed = OmegaConf.merge(_schema(cls), leaves)
+        values = {name: _plain(typed._get_node(name)) for name in leaves}  # type: ignore[union-attr]
+        if all(_fits(values[name], kinds[name]) and _fits(leaves[name], kinds[name], loose=True) for name in leaves):
+            return values
     except OmegaConfBaseException:
-        shown = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-        raise ValueError(f"{where}: expected {shown}, got {value!r}; {field.metadata.get('doc', '')}") from None
-    if isinstance(typed, (DictConfig, ListConfig)):
-        typed = OmegaConf.to_container(typed)
+        pass
+    for field in dataclasses.fields(cls):
+        if field.name in leaves:
+            value = leaves[field.name]
+            try:
+                typed = _plain(OmegaConf.merge(_schema(cls), {field.name: value})._get_node(field.name))  # type: ignore[union-attr]
+                fits = _fits(typed, field.type) and _fits(value, field.type, loose=True)
+            except OmegaConfBaseException:
+                fits = False
+            if not fits:
+                shown, doc = getattr(field.type, "__name__", str(field.type)), field.metadata.get("doc", "")
+                shown = str(field.type) if typing.get_args(field.type) else shown
+                raise ValueError(f"{_join(at, field.name)}: expected {shown}, got {str(_plain(value)):.60}; {doc}")
+    raise AssertionError("a merge failed whose parts succeed")
+
+
+def _fits(value: Any, kind: Any, loose: bool = False) -> bool:
+    """What OmegaConf lets through: a number for a bool, a mapping for a string. `loose` looks at raw values, for bool alone."""
+    if loose:
+        return kind is not bool or isinstance(value, bool)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return any(_fits(value, option) for option in typing.get_args(kind))
+    if typing.get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(v, typing.get_args(kind)[0]) for v in value)
+    if typing.get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_fits(v, typing.get_args(kind)[1]) for v in value.values())
+    return kind is Any or isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+@functools.cache
+def _schema(cls: type) -> Any:
+    return OmegaConf.structured(cls)
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node) if isinstance(node, (DictConfig, ListConfig)) else getattr(node, "_value", lambda: node)()
+
+
+def _check_bounds(value: Any, field: dataclasses.Field, where: str) -> None:
     bounds = field.metadata
-    if isinstance(typed, (int, float)) and not isinstance(typed, bool):
-        for test, name_, ok in (
-            ("above", "gt", lambda v, b: v > b),
-            ("at least", "ge", lambda v, b: v >= b),
-            ("at most", "le", lambda v, b: v <= b),
-        ):
-            if name_ in bounds and not ok(typed, bounds[name_]):
-                raise ValueError(f"{where}: {typed} must be {test} {bounds[name_]}; {bounds['doc']}")
-    if "among" in bounds and typed not in bounds["among"]:
-        raise ValueError(f"{where}: {typed!r} is not one of {', '.join(bounds['among'])}")
-    return typed
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: {value} is not a finite number; {bounds['doc']}")
+        for test, name, ok in (("above", "gt", operator.gt), ("at least", "ge", operator.ge), ("at most", "le", operator.le)):
+            if name in bounds and not ok(value, bounds[name]):
+                raise ValueError(f"{where}: {value} must be {test} {bounds[name]}; {bounds['doc']}")
+    if "among" in bounds and value not in bounds["among"]:
+        raise ValueError(f"{where}: {value!r} is not one of {', '.join(bounds['among'])}")
 
 
 def _join(at: str, key: Any) -> str:
