@@ -1,0 +1,6 @@
+"""One module a stage of dvc.yaml: reads its inputs, calls k2, writes its outputs."""
+
+import os
+
+# Two OpenMP teams that spin at their barriers slow each other several times over when stages share cores; waiting threads sleep instead.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

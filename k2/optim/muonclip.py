@@ -1,0 +1,130 @@
+"""MuonClip (K2 report, algorithm 1): Muon for matrices, AdamW for the rest, QK-Clip after the update. One optimizer, float32 masters.
+
+Where the report is silent, Moonlight (arXiv 2502.16982) decides: Nesterov momentum, five Newton-Schulz steps in bfloat16, AdamW for
+embedding, head and norms, weight decay on everything. Momentum convention: buf = momentum * buf + grad. torch.optim.Muon's
+lerp convention holds (1 - momentum) times that; Newton-Schulz normalises, so the updates are equal, but the state is not interchangeable.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from k2.config import MuonClipConfig
+from k2.model.transformer import Transformer
+from k2.optim.newton_schulz import newton_schulz
+
+
+def split_matrices(name: str, t: Tensor) -> Tensor:
+    """(count, n, m) view of the matrices in a parameter or its gradient: gate and up apart, each expert on its own."""
+    if "gate_up_proj" in name:
+        return t.unflatten(-2, (2, -1)).flatten(0, -3) if t.ndim == 3 else t.unflatten(0, (2, -1))
+    return t if t.ndim == 3 else t[None]
+
+
+class MuonClip:
+    """Call `step(lr)` after backward; it clips the raw gradient, updates, applies QK-Clip from the model's collected maxima, and clears
+    the gradients. Every parameter is claimed exactly once: `self.muon` and `self.adamw_names`."""
+
+    def __init__(self, model: Transformer, config: MuonClipConfig) -> None:
+        self.model, self.config = model, config
+        self.params = dict(model.named_parameters())
+        self.master = {n: p.detach() if p.dtype == torch.float32 else p.detach().float() for n, p in self.params.items()}
+        self.muon = [name for name, _ in model.matrices()]
+        self.momentum = {n: torch.zeros_like(self.master[n]) for n in self.muon}
+        self.adamw_names = [n for n in self.params if n not in self.momentum]
+        self.adamw = torch.optim.AdamW(
+            [self.master[n] for n in self.adamw_names], lr=0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
+            weight_decay=config.weight_decay, fused=True,
+        )  # fmt: skip
+        self.buckets: dict[tuple[int, int], list[str]] = {}  # matrices of one shape, up to transposition, go through Newton-Schulz together
+        for name in self.muon:
+            n, m = split_matrices(name, self.master[name]).shape[-2:]
+            self.buckets.setdefault((min(n, m), max(n, m)), []).append(name)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> dict[str, float]:
+        """One update. Returns optim/grad_norm (of the raw gradient), optim/update_rms (of Muon's update before the learning rate),
+        attn/max_logit, attn/max_logit_layer_<i> and attn/clipped_heads."""
+        grads = {n: p.grad.float() if p.grad.dtype != torch.float32 else p.grad for n, p in self.params.items() if p.grad is not None}
+        missing = [n for n in self.params if n not in grads]
+        assert not missing, f"no gradient for {missing}"
+        norm = torch.stack(torch._foreach_norm(list(grads.values()))).norm()
+        if self.config.max_grad_norm is not None:
+            torch._foreach_mul_(list(grads.values()), (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        square, count = self._muon_update(grads, lr)
+        self.adamw.param_groups[0]["lr"] = lr
+        for name in self.adamw_names:
+            self.master[name].grad = grads[name]
+        self.adamw.step()
+        for name in self.adamw_names:
+            self.master[name].grad = None
+        stats = self._qk_clip()
+        for name, p in self.params.items():
+            if p.dtype != torch.float32:
+                p.copy_(self.master[name])
+            p.grad = None
+        return {"optim/grad_norm": norm.item(), "optim/update_rms": math.sqrt(square / max(count, 1)), **stats}
+
+    def _muon_update(self, grads: dict[str, Tensor], lr: float) -> tuple[float, int]:
+        config, square, count = self.config, 0.0, 0
+        buffers, g = [self.momentum[n] for n in self.muon], [grads[n] for n in self.muon]
+        torch._foreach_mul_(buffers, config.momentum)
+        torch._foreach_add_(buffers, g)
+        directions = dict(zip(self.muon, torch._foreach_add(g, buffers, alpha=config.momentum) if config.nesterov else buffers, strict=True))
+        torch._foreach_mul_([self.master[n] for n in self.muon], 1 - lr * config.weight_decay)
+        for (_, long), names in self.buckets.items():
+            stack = []
+            for name in names:
+                d = split_matrices(name, directions[name])
+                stack.append((d.mT if d.shape[-2] > d.shape[-1] else d).bfloat16())
+            update = newton_schulz(torch.cat(stack), config.ns_steps)
+            scale = config.rms_scale * math.sqrt(long)
+            square += update.float().square().sum().item() * scale**2
+            count += update.numel()
+            for name, part in zip(names, update.split([len(s) for s in stack]), strict=True):
+                master = split_matrices(name, self.master[name])
+                master.add_(part.mT if master.shape[-2] > master.shape[-1] else part, alpha=-lr * scale)
+        return square, count
+
+    def _qk_clip(self) -> dict[str, float]:
+        """Scale the masters of the heads whose maximum went above tau: W_qc and W_kc by sqrt(gamma), W_qr by gamma, W_kr and W_v not at all."""
+        maxima = [a.max_logit for a in self.model.attentions()]
+        if any(m is None for m in maxima):
+            return {}
+        logits_LH, tau, clipped = torch.stack(maxima), self.config.qk_clip_tau, 0  # type: ignore[arg-type]
+        if tau is not None and (logits_LH > tau).any():
+            clipped = int((logits_LH > tau).sum())
+            gamma_LH = torch.where(logits_LH > tau, tau / logits_LH, 1.0)
+            model = self.model.config
+            query = "q_proj" if model.q_lora_rank is None else "q_b_proj"
+            for i, gamma in enumerate(gamma_LH):
+                at = f"model.layers.{i}.self_attn."
+                q = self.master[f"{at}{query}.weight"].unflatten(0, (model.num_attention_heads, -1))
+                kv = self.master[f"{at}kv_b_proj.weight"].unflatten(0, (model.num_attention_heads, -1))
+                q[:, : model.qk_nope_head_dim] *= gamma.sqrt()[:, None, None]
+                q[:, model.qk_nope_head_dim :] *= gamma[:, None, None]
+                kv[:, : model.qk_nope_head_dim] *= gamma.sqrt()[:, None, None]
+        layers = {f"attn/max_logit_layer_{i}": v for i, v in enumerate(logits_LH.amax(1).tolist())}
+        return {"attn/max_logit": logits_LH.max().item(), "attn/clipped_heads": float(clipped), **layers}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a resume needs, as named tensors: masters, momenta, Adam's moments and step."""
+        tensors = {f"master.{n}": t for n, t in self.master.items()} | {f"momentum.{n}": t for n, t in self.momentum.items()}
+        for name in self.adamw_names:
+            for key, value in self.adamw.state.get(self.master[name], {}).items():
+                tensors[f"adamw.{key}.{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        for name, p in self.params.items():
+            self.master[name].copy_(tensors[f"master.{name}"])
+            p.copy_(self.master[name])
+        for name, buffer in self.momentum.items():
+            buffer.copy_(tensors[f"momentum.{name}"])
+        for name in self.adamw_names:
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            self.adamw.state[self.master[name]] = {k: tensors[f"adamw.{k}.{name}"].clone() for k in keys if f"adamw.{k}.{name}" in tensors}
+
+
