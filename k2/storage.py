@@ -120,7 +120,12 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
 
     def start() -> Any:
         system, name = fsspec.core.url_to_fs(path)
-        return fsspec.core.OpenFile(system, name, "rb", compression=COMPRESSIONS.get(suffix(path))).open()
+        ending = suffix(path)
+        if ending == ".zst":  # fsspec's reader stops after the first of several frames
+            import zstandard
+
+            return zstandard.ZstdDecompressor().stream_reader(system.open(name, "rb"), read_across_frames=True)
+        return fsspec.core.OpenFile(system, name, "rb", compression=COMPRESSIONS.get(ending)).open()
 
     opened = _reach(path, start)
     try:

@@ -7,11 +7,14 @@ runs of different tokenizers. Files are memory-mapped: a reader costs no memory,
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from k2.errors import K2Error
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "index.json"
 
@@ -33,8 +36,10 @@ class TokenRows:
         sizes = folder / f"{phase}.bytes.bin"
         self._bytes = _map(sizes, np.dtype("<i4"), (self.rows,)) if sizes.exists() else None
 
-    def read(self, indices: np.ndarray) -> torch.Tensor:
+    def read(self, indices: np.ndarray) -> "torch.Tensor":
         """Rows by index, (n, row_tokens) int64."""
+        import torch  # the tokenize stage writes rows without waiting for it
+
         return torch.from_numpy(self._tokens[indices].astype(np.int64))
 
     def bytes(self, indices: np.ndarray) -> np.ndarray:

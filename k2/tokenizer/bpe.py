@@ -62,6 +62,12 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def sample(texts: list[str], characters: int) -> list[str]:
+    """At most about `characters` of the texts, evenly spaced over them, so that every part of a corpus counts."""
+    step = max(1.0, sum(map(len, texts)) / characters)
+    return [texts[int(i * step)] for i in range(int(len(texts) / step))]
+
+
 def adopt(path: Path, vocab_size: int) -> Tokenizer:
     """An existing byte-level tokenizer (a folder or its tokenizer.json); K2's special tokens that it lacks come at the end."""
     file = path / "tokenizer.json" if path.is_dir() else path
