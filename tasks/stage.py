@@ -12,26 +12,35 @@ stage does not declare fails, so that a forgotten dependency is impossible.
 import errno
 import hashlib
 import json
+import math
 import os
+import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from k2 import storage
+from k2 import storage, track
 from k2.config import ExecutionConfig, Params, load_params
 from k2.errors import ConfigError, K2Error
 
 RESUME = Path(".k2/resume")
+MADE = ("outs", "metrics", "plots")  # what a stage makes, by its kinds in dvc.yaml
 
 
 class Declared:
     """The sections of params.yaml that a stage declares; any other is refused."""
 
     def __init__(self, stage: str, params: Params, sections: list[str]) -> None:
+        for section in sections:
+            if not hasattr(params, section):
+                raise ConfigError(f"dvc.yaml: stages.{stage}.params lists `{section}`, which is no section of params.yaml")
         self._stage, self._sections = stage, {name: getattr(params, name) for name in sections}
 
     def __getattr__(self, section: str) -> Any:
@@ -47,19 +56,21 @@ class Declared:
 
 
 class Stage:
-    """One entry of dvc.yaml, bound to the params and the folders that it names."""
+    """One entry of dvc.yaml, bound to the params and the folders that it names. `tracker` is its run in MLflow."""
 
-    def __init__(self, name: str) -> None:
+    tracker: track.Tracker
+
+    def __init__(self, name: str, params: Params | None = None) -> None:
         stages = read_dag()
         if name not in stages:
             raise ConfigError(f"dvc.yaml: stages.{name} is not there; known stages: {', '.join(stages)}")
         entry, self.name = stages[name], name
-        params = load_params("params.yaml")
+        params = params or load_params("params.yaml")
         self.params: Any = Declared(name, params, entry.get("params", []))
         self.execution: ExecutionConfig = params.execution
-        made = {path for other in stages.values() for path in paths(other, "outs")}
+        made = {path for other in stages.values() for kind in MADE for path in paths(other, kind)}
         self.inputs = [Path(p) for p in paths(entry, "deps") if p in made]  # what other stages make; the rest of deps is code
-        self._outs = [Path(p) for kind in ("outs", "metrics", "plots") for p in paths(entry, kind)]
+        self._outs = [Path(p) for kind in MADE for p in paths(entry, kind)]
         self._open = ExitStack()
 
     def dep(self, name: str) -> Path:
@@ -81,7 +92,10 @@ class Stage:
             partial.write_text(text)
 
     def metrics(self, values: dict[str, Any]) -> None:
-        """Write the stage's metrics file, metrics/<stage>.json."""
+        """Write the stage's metrics file, metrics/<stage>.json. The first number in it is the stage's headline."""
+        for name, value in track.flatten(values).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise K2Error(f"metrics/{self.name}.json: {name} is {value}; the result is not usable, look at the stage's curves")
         self.write(f"{self.name}.json", json.dumps(values, indent=1) + "\n")
 
     @property
@@ -100,12 +114,47 @@ class Stage:
         return RESUME / self.name / self.fingerprint
 
     def __enter__(self) -> "Stage":
+        uri = track.tracking_uri(self.execution.tracking_uri, Path.cwd())
+        params = {section: asdict(value) for section, value in self.params}
+        inputs = self._input_hashes()
+        tags = {"stage": self.name, "mlflow.source.git.commit": _git_commit(), "mlflow.source.name": f"tasks/{self.name}.py"}
+        with suppress(OSError):  # an input is missing: `dep` will say so
+            tags["fingerprint"] = self.fingerprint
+        tags |= {f"dvc.{path}": digest for path, digest in inputs.items()}
+        self.tracker = track.open_tracker(
+            uri, self.execution.experiment, Path.cwd(), name=self.name, params=params, tags=tags, inputs=inputs
+        )
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
-        if error[0] is None:
-            storage.remove(self.resume_folder)
+        status = {None: "FINISHED", SystemExit: "KILLED", KeyboardInterrupt: "KILLED"}.get(error[0], "FAILED")
+        try:
+            self._open.__exit__(*error)
+            if error[0] is None:
+                storage.remove(self.resume_folder)
+                self._track_metrics()
+            elif error[1] is not None:
+                self.tracker.tag({"error": str(error[1])[:500]})
+        except BaseException:
+            status = "FAILED"
+            raise
+        finally:
+            self.tracker.end(status, timeout=5.0 if status == "KILLED" else 30.0)
+
+    def _track_metrics(self) -> None:
+        """The numbers of the metrics file, as MLflow metrics under final/."""
+        for path in (p for p in self._outs if p.parts[0] == "metrics" and p.suffix == ".json" and p.exists()):
+            numbers = track.flatten(json.loads(path.read_text()), separator="/")
+            named = {f"final/{re.sub(r'[^a-zA-Z0-9_./ -]', '_', k)}": v for k, v in numbers.items() if type(v) in (int, float)}
+            self.tracker.log(0, named)
+
+    def _input_hashes(self) -> dict[str, str]:
+        """DVC's hash of each input, from dvc.lock, where the stages that made them stand."""
+        known: dict[str, str] = {}
+        with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
+            lock = yaml.load(Path("dvc.lock").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            known = {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage.get("outs", [])}
+        return {path.as_posix(): known[path.as_posix()] for path in self.inputs if path.as_posix() in known}
 
     def _find(self, among: list[Path], name: str, kind: str) -> Path:
         for path in among:
@@ -114,10 +163,10 @@ class Stage:
         raise ConfigError(f"dvc.yaml: stages.{self.name} does not list `{name}` under {kind}, which the task asks for; add it")
 
 
-def read_dag() -> dict[str, dict[str, Any]]:
+def read_dag(root: Path = Path()) -> dict[str, dict[str, Any]]:
     """The stages of dvc.yaml, as they stand there."""
     try:
-        return yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+        return dict(yaml.safe_load((root / "dvc.yaml").read_text())["stages"])
     except FileNotFoundError:
         raise ConfigError("dvc.yaml: not found; run from the project's root") from None
     except (yaml.YAMLError, KeyError, TypeError) as error:
@@ -126,18 +175,29 @@ def read_dag() -> dict[str, dict[str, Any]]:
 
 def paths(entry: dict[str, Any], kind: str) -> list[str]:
     """The paths under `deps`, `outs`, `metrics` or `plots` of a stage, whether written plain or with options."""
-    return [next(iter(item)) if isinstance(item, dict) else item for item in entry.get(kind, [])]
+    return [next(iter(item)) if isinstance(item, dict) else item for item in entry.get(kind) or []]
+
+
+def _git_commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def run(name: str, main: Callable[[Stage], None]) -> None:
     """Run a stage's `main` as a process: user errors are one line on stderr and an exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cancelled: leave by the same doors as an error
     try:
         with Stage(name) as stage:
             main(stage)
     except K2Error as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(130)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("k2", "tasks"):
+            raise
         print(f"{name}: the package of `{error.name}` is not installed; run `make setup`", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
