@@ -11,6 +11,9 @@ from k2.config import ModelConfig
 from k2.model import rope
 from k2.model.attention import Packing, flash, max_logit
 
+LATENT_NORM_EPS = 1e-6  # of the norms on the two latents, whatever rms_norm_eps is: DeepSeek's code and transformers fix it
+
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
@@ -32,10 +35,10 @@ class MLA(nn.Module):
             self.q_proj = nn.Linear(config.hidden_size, H * D, bias=False)
         else:
             self.q_a_proj = nn.Linear(config.hidden_size, config.q_lora_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
             self.q_b_proj = nn.Linear(config.q_lora_rank, H * D, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(config.hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=False)
-        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, config.rms_norm_eps)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
         self.kv_b_proj = nn.Linear(config.kv_lora_rank, H * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
         self.o_proj = nn.Linear(H * config.v_head_dim, config.hidden_size, bias=False)
         self.scale = rope.softmax_scale(config)
