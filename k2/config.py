@@ -177,6 +177,8 @@ class TrainConfig:
     micro_batch_tokens: int = knob("Tokens of one forward and backward; a step accumulates over them.", gt=0)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     bias_update_rate: float = knob("Router selection-bias step. K2: not public; Moonlight 1e-3, 0 in cooldown.", ge=0)
+    validation_every: int = knob("Tokens between measurements of bits per byte on the validation split.", gt=0)
+    validation_tokens: int = knob("Validation tokens of such a measurement.", gt=0)
     dtype: str = knob("What the forward pass computes in; masters are float32. K2: bfloat16.", among=DTYPES)
     seed: int = knob("Random seed.", ge=0)
 
@@ -240,6 +242,8 @@ class RLConfig:
     ptx_weight: float = knob("Weight of the auxiliary language-model loss on SFT dialogues.", ge=0)
     ptx_batch_tokens: int = knob("Tokens of the auxiliary loss in a step.", ge=0)
     over_budget_penalty: float = knob("Subtracted from the reward of a sample that ran out of its token budget.", ge=0)
+    held_out_prompts: int = knob("Held-out prompts of each domain whose mean reward is measured.", gt=0)
+    held_out_every: int = knob("Steps between these measurements.", gt=0)
     temperature: float = knob("Sampling temperature at the first step.", gt=0)
     final_temperature: float = knob("Sampling temperature at the last step; linear in between.", gt=0)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)

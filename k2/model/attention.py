@@ -36,7 +36,10 @@ class Packing:
         real = column < size[:, None]  # (n, L)
         index = torch.where(real, start[:, None] + column, 0)
         positions = column.expand_as(real)[real]
-        return Packing(index.to(device), real.flatten().nonzero().squeeze(1).to(device), positions.to(device))
+        return Packing(index, real.flatten().nonzero().squeeze(1), positions).to(device)
+
+    def to(self, device: torch.device | str) -> "Packing":
+        return Packing(self.index.to(device), self.inverse.to(device), self.positions.to(device))
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ class MuonClip:
         self.params = dict(model.named_parameters())
         self.master = {n: p.detach() if p.dtype == torch.float32 else p.detach().float() for n, p in self.params.items()}
         self.muon = [name for name, _ in model.matrices()]
+        self.grads: dict[str, Tensor] = {}
         self.momentum = {n: torch.zeros_like(self.master[n]) for n in self.muon}
         self.adamw_names = [n for n in self.params if n not in self.momentum]
         self.adamw = torch.optim.AdamW(
@@ -42,11 +43,22 @@ class MuonClip:
             n, m = split_matrices(name, self.master[name]).shape[-2:]
             self.buckets.setdefault((min(n, m), max(n, m)), []).append(name)
 
+    def accumulate(self) -> None:
+        """Take the gradients of a backward pass into float32 sums, whatever dtype the model computes in. `step` does it for the last one."""
+        for name, p in self.params.items():
+            if p.grad is not None:
+                if name in self.grads:
+                    self.grads[name].add_(p.grad)
+                else:
+                    self.grads[name] = p.grad.float()
+                p.grad = None
+
     @torch.no_grad()
     def step(self, lr: float) -> dict[str, float]:
         """One update. Returns optim/grad_norm (of the raw gradient), optim/update_rms (of Muon's update before the learning rate),
         attn/max_logit, attn/max_logit_layer_<i> and attn/clipped_heads."""
-        grads = {n: p.grad.float() if p.grad.dtype != torch.float32 else p.grad for n, p in self.params.items() if p.grad is not None}
+        self.accumulate()
+        grads, self.grads = self.grads, {}
         missing = [n for n in self.params if n not in grads]
         assert not missing, f"no gradient for {missing}"
         norm = torch.stack(torch._foreach_norm(list(grads.values()))).norm()
@@ -63,7 +75,6 @@ class MuonClip:
         for name, p in self.params.items():
             if p.dtype != torch.float32:
                 p.copy_(self.master[name])
-            p.grad = None
         return {"optim/grad_norm": norm.item(), "optim/update_rms": math.sqrt(square / max(count, 1)), **stats}
 
     def _muon_update(self, grads: dict[str, Tensor], lr: float) -> tuple[float, int]:
