@@ -1,14 +1,18 @@
 """A needle in a haystack: a fact at some depth of a long context, asked for at its end."""
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
+from k2.data.recall import needle_document
+
 if TYPE_CHECKING:
     from k2.model.transformer import Transformer
+    from k2.tokenizer.chat import ChatTokenizer
 
 # Makes (prompt tokens, answer tokens) of `length` tokens together, from the length, the depth (0 begin, 1 end) and a seed.
 Haystack = Callable[[int, float, int], tuple[list[int], list[int]]]
@@ -73,3 +77,13 @@ def without_yarn(model: "Transformer") -> "Transformer":
     plain = Transformer(dataclasses.replace(model.config, yarn=None)).to(model.lm_head.weight.dtype)
     plain.load_state_dict(model.state_dict(), assign=True)  # shares the tensors
     return plain.eval()
+
+
+def haystack(tokenizer: "ChatTokenizer") -> Haystack:
+    """Needles in sentences of noise, in the form that the extend stage trains on (k2/data/recall.py)."""
+
+    def make(length: int, depth: float, seed: int) -> tuple[list[int], list[int]]:
+        ids, begin, _ = needle_document(random.Random(seed), tokenizer.encode, length, depth)
+        return ids[:begin], ids[begin:]
+
+    return make

@@ -1,7 +1,7 @@
 """Any dataset of reasoning-gym as a single-turn domain: its questions, its verifier.
 
 The dataset makes the entry and its own `score_answer` is the verifier, so partial credit is whatever that gives (chain_sum: the
-share of the answer that is the right number; spell_backward: the share of letters in place). Four datasets have a shorter wording
+share of the answer that is the right number; spell_backward: the share of letters in place). Five datasets have a shorter wording
 than the library's, for small models: letters stand apart, since a BPE token would hide them, and the answer needs no list syntax.
 The entry's answer stays.
 
@@ -57,11 +57,25 @@ def _read_numbers(answer: str, entry: Entry) -> str:
     return json.dumps(answer.split())
 
 
+def _as_in(entry: Entry, word: str) -> str:
+    """A number as the question's list spells it ("-0" and "7.0" for 0 and 7), for scorers that compare text."""
+    spelled = {_numbers([text]): text for text in entry["metadata"]["original_numbers"]}
+    return spelled.get(word, word)
+
+
 WORDINGS: dict[str, Wording] = {
     "chain_sum": Wording(
         question=lambda entry: f"{entry['metadata']['expression']} = ?",
         solution=_sum_steps,
         read=lambda answer, entry: answer if re.fullmatch(r"-?\d+", answer) else "",
+    ),
+    "number_filtering": Wording(
+        question=lambda e: (
+            f"{e['metadata']['operation'].replace('_', ' ').capitalize()} than {_numbers([e['metadata']['filter_value']])}: "
+            f"{_numbers(e['metadata']['original_numbers'])}"
+        ),
+        solution=lambda entry: _numbers(entry["metadata"]["result"]) or "none",
+        read=lambda answer, entry: "[]" if answer == "none" else str([_as_in(entry, word) for word in answer.split()]),
     ),
     "letter_counting": Wording(
         question=lambda e: f"Count {e['metadata']['target_letter']} in: {' '.join('_'.join(e['metadata']['span']).lower())}",

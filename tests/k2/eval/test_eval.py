@@ -6,14 +6,11 @@ import math
 from collections import namedtuple
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from k2 import gym
 from k2.config import GymConfig
-from k2.data.shards import TokenRows, write_rows
-from k2.eval.bpb import bits_per_byte
 from k2.eval.gym import held_out, level, pass_at_k, summarize, tool_call_accuracy
 from k2.eval.latency import latency
 from k2.eval.needle import needle_map, retrieve
@@ -184,26 +181,7 @@ def test_tool_call_accuracy_is_over_places_and_dialogues(tokenizer):
     assert tool_call_accuracy(script, tokenizer, dialogues, 100, max_context=5, seed=0) is None
 
 
-# -- bits per byte, needle, latency -----------------------------------------------------------------------------------------------
-class Uniform(torch.nn.Module):
-    """Every token of 16 equally likely: 4 bits each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, tokens):
-        return torch.zeros(*tokens.shape, 16)
-
-
-def test_bits_per_byte_of_a_uniform_model(tmp_path):
-    """4 bits a token over 8 targets a row: 32 bits over the bytes of the rows read, and of no others."""
-    write_rows(tmp_path, "validation", np.zeros((5, 9), dtype="<u2"), np.array([10, 6, 16, 999, 999], dtype="<i4"))
-    assert bits_per_byte(Uniform(), TokenRows(tmp_path, "validation"), tokens=24, batch_rows=2) == pytest.approx(
-        3 * 32 / 32, rel=1e-6
-    )
-
-
+# -- needle, latency -----------------------------------------------------------------------------------------------
 class PerfectRecall(torch.nn.Module):
     """Predicts what followed the last earlier occurrence of the current token (an induction head), certain of it."""
 
