@@ -127,7 +127,8 @@ class NearDuplicates:
         from datasketch import MinHash, MinHashLSH
 
         self.threshold = threshold
-        self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+        # Prefer false candidates to missed ones: each candidate's similarity is estimated from all permutations.
+        self._index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
         self._empty = MinHash(num_perm=PERMUTATIONS, seed=1, hashfunc=int)  # shingles come hashed
         self._sketches: dict[Any, Any] = {}
         self._words: dict[str, int] = {}

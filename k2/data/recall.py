@@ -23,10 +23,10 @@ WORDS = (
     "valley velvet violet walnut whale willow window winter wolf zebra"
 ).split()
 NOISE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ",
-    "The rain falls on the hill and the wind moves the leaves. ",
-    "A long road leads from the town to the sea, and few walk it. ",
-    "In the evening the shops close and the streets grow quiet. ",
+    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
+    " The rain falls on the hill and the wind moves the leaves.",
+    " A long road leads from the town to the sea, and few walk it.",
+    " In the evening the shops close and the streets grow quiet.",
 )
 
 
