@@ -14,7 +14,6 @@ from k2.model.attention import Packing, flash, max_logit
 LATENT_NORM_EPS = 1e-6  # of the norms on the two latents, whatever rms_norm_eps is: DeepSeek's code and transformers fix it
 
 
-
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -108,3 +107,14 @@ class Latents:
     def __init__(self, config: ModelConfig, batch: int, slots: int, dtype: torch.dtype, device: torch.device | str) -> None:
         self.latent = torch.zeros(batch, slots, config.kv_lora_rank, dtype=dtype, device=device)
         self.k_rope = torch.zeros(batch, slots, config.qk_rope_head_dim, dtype=dtype, device=device)
+
+    def select(self, rows: Tensor) -> "Latents":
+        """A cache of these rows only, in this order."""
+        new = object.__new__(Latents)
+        new.latent, new.k_rope = self.latent[rows], self.k_rope[rows]
+        return new
+
+    def grow(self, slots: int) -> None:
+        """More room, what is cached kept."""
+        missing = slots - self.latent.shape[1]
+        self.latent, self.k_rope = F.pad(self.latent, (0, 0, 0, missing)), F.pad(self.k_rope, (0, 0, 0, missing))
