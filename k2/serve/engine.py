@@ -1,11 +1,12 @@
 """The rollout engine: batched generation on a cache of MLA latents.
 
-Prompts are prefilled in the naive form, packed end to end, each distinct one once (RL samples K answers to a prompt). Decoding runs in the
-absorbed form, one token a row and step, each row at its own position; rows that are done are dropped when they are half of the batch.
+Prompts are prefilled in the naive form, packed end to end, each distinct one once (RL samples K answers to a prompt). Decoding runs
+in the absorbed form, one token a row and step, each row at its own position; rows that are done leave when they are half of the
+batch.
 Legend: B rows in flight, S slots of the cache, V = vocab_size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,8 +37,7 @@ class Engine:
     """Generates with a model that it owns. `version` says which weights it has; `update` replaces them in place."""
 
     def __init__(self, model: Transformer, stop_ids: Iterable[int], version: int = 0) -> None:
-        self.model, self.stop_ids, self.version = model.requires_grad_(False), frozenset(stop_ids), version
-        model.collect(False)
+        self.model, self.stop_ids, self.version = model, frozenset(stop_ids), version
 
     @torch.inference_mode()
     def generate(
@@ -50,8 +50,9 @@ class Engine:
     ) -> list[Completion]:
         """One completion a prompt, in order. `max_new_tokens` is one budget for all or one each; temperature 0 is greedy.
 
-        Row i draws from a random stream of its own, seeded by (seed, i), so what it samples does not depend on the other rows, up to the
-        rounding of batched products. Log-probabilities are those that K2's objective needs: log pi(token), whatever the temperature.
+        Row i draws from a random stream of its own, seeded by (seed, i), so what it samples does not depend on the other rows, up
+        to the rounding of batched products. Log-probabilities are the policy's own, log pi(token) as in K2's objective, whatever
+        the temperature.
         """
         budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
         self._check(prompts, budgets, temperature, top_p)
@@ -88,19 +89,21 @@ class Engine:
 
     @torch.no_grad()
     def update(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights by name (Transformer's state dict, the routers' selection biases with it). Nothing is changed on an error."""
-        state, new = self.model.state_dict(), dict(named_tensors)
-        wrong = [f"{n} is missing" for n in state if n not in new] + [f"{n} is unknown" for n in new if n not in state]
-        wrong += [
-            f"{n} is {list(t.shape)}, not {list(state[n].shape)}"
-            for n, t in new.items()
-            if n in state and t.shape != state[n].shape
-        ]
-        if wrong:
-            raise K2Error(f"weight update to version {version}: {'; '.join(wrong[:20])}; send the state dict of the same model")
-        for name, t in new.items():
-            state[name].copy_(t)
+        """Replace all weights by name: Transformer's state dict, with the routers' selection biases. On K2Error none is changed."""
+        new = dict(named_tensors)
+        self.check_weights(new)
+        for name, t in self.model.state_dict().items():
+            t.copy_(new[name])
         self.version = version
+
+    def check_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """K2Error unless `update` can take them: each tensor of the model there, in its shape, and no other."""
+        state = self.model.state_dict()
+        wrong = [f"{n} is missing" for n in state if n not in tensors] + [f"{n} is unknown" for n in tensors if n not in state]
+        shapes = [(n, list(t.shape), list(state[n].shape)) for n, t in tensors.items() if n in state]
+        wrong += [f"{n} is {found}, not {expected}" for n, found, expected in shapes if found != expected]
+        if wrong:
+            raise K2Error(f"these weights are not of the engine's model: {'; '.join(wrong[:20])}")
 
     def _prefill(self, prompts: list[Sequence[int]], budget: int) -> tuple[Tensor, list[Latents], Tensor]:
         """Logits (B, V) of the first new token, the filled cache, and the position of the next token (B,)."""
@@ -147,7 +150,8 @@ class Engine:
 
 
 def sample(logits_BV: Tensor, temperature: float, top_p: float, draw_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Token (B,) and its log-probability at temperature 1 (B,), by inversion of the distribution's cumulative sum at draw_B in [0, 1)."""
+    """Token (B,), where the distribution's cumulative sum passes draw_B in [0, 1) (None: the likeliest), and its log-probability at
+    temperature 1 (B,)."""
     logits_BV = logits_BV.float()
     if draw_B is None:
         token_B = logits_BV.argmax(-1)
