@@ -33,7 +33,7 @@ class Bucket:
 
 def checksum(data: Tensor) -> int:
     """CRC-32 of a uint8 tensor's bytes: 3 GB/s."""
-    return zlib.crc32(memoryview(data.cpu().numpy()))
+    return zlib.crc32(data.cpu().numpy().data)
 
 
 def aligned(size: int) -> int:

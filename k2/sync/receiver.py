@@ -8,8 +8,8 @@ from k2.sync.buckets import TensorMeta, checksum
 
 
 class Receiver:
-    """Verbs that a transport calls, one at a time. New weights gather beside the old ones, so that there are two sets during a sync,
-    and go into the engine together, at `commit`."""
+    """Verbs that a transport calls, one at a time. New weights gather beside the old ones, so that there are two sets during a
+    sync, and go into the engine together, at `commit`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
