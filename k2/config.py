@@ -152,6 +152,13 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class TokenizeConfig:
+    """Domains are the corpus's own (`docs` and `code` of python-docs; the records' `domain`, else `text`, of your files),
+    `rewrites` from rephrase, and `recall`, documents made to teach long-range retrieval (k2/data/recall.py).
+
+    The weight of a domain that the corpus lacks goes to the corpus's domains that no phase names, so that your own text needs no
+    change here; if there are none, to the other domains in proportion. A note says so.
+    """
+
     phases: dict[str, dict[str, float]] = knob("Mixture weight by domain for pretrain, anneal and extend. K2: not public.")
     max_epochs: float = knob("A domain is repeated at most this often in a phase; the others fill up.", gt=0)
     seed: int = knob("Random seed.", ge=0)

@@ -89,7 +89,7 @@ def build(
     seed = zlib.crc32(f"{config.seed}:{phase}".encode())
     rng = np.random.default_rng(seed)
     tokens = {name: domain.tokens for name, domain in domains.items()}
-    wanted = math.ceil(train.tokens / train.seq_len)
+    wanted = math.ceil(train.tokens / train.batch_tokens) * (train.batch_tokens // train.seq_len)  # whole steps
     counts = allocate(phase, settle(phase, config.phases, tokens), tokens, wanted, train.seq_len, config.max_epochs)
     parts, report = [], {}
     for name, rows in sorted(counts.items()):

@@ -5,6 +5,7 @@ Domain `code`: the modules' sources, cut between top-level definitions. What is 
 """
 
 import ast
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,12 +81,14 @@ def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> s
 def _modules() -> Iterator[tuple[str, str, ast.Module]]:
     """Dotted name, source and syntax tree of each module of the standard library."""
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if SKIPPED.intersection(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
-            continue
-        try:
-            source = path.read_text(encoding="utf-8")
-            yield ".".join(parts), source, ast.parse(source)
-        except (UnicodeDecodeError, SyntaxError):
-            continue  # a distribution's own files in the library's folder
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - SKIPPED)
+        for path in (Path(folder, name) for name in sorted(files) if name.endswith(".py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if parts[0].startswith(("config-", "_sysconfigdata")):
+                continue  # generated on the machine that built Python
+            try:
+                source = path.read_text(encoding="utf-8")
+                yield ".".join(parts), source, ast.parse(source)
+            except (UnicodeDecodeError, SyntaxError):
+                continue  # a distribution's own files in the library's folder
