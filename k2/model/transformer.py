@@ -64,9 +64,10 @@ class Transformer(nn.Module):
 
     def cast(self, dtype: torch.dtype) -> "Transformer":
         """Everything to `dtype` but the routers, which stay float32."""
+        kept = [(router, router.weight.data, router.e_score_correction_bias) for router in self.routers()]
         self.to(dtype)
-        for router in self.routers():
-            router.float()
+        for router, weight, bias in kept:  # not there and back again, which would round them
+            router.weight.data, router.e_score_correction_bias = weight.float(), bias.float()
         return self
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
