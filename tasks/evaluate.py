@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import torch
-from k2.serve.engine import Engine
 
 from k2 import model as models
 from k2.data.shards import TokenRows
 from k2.eval import gym, latency, needle, samples
-from k2.progress import bar
+from k2.progress import track
+from k2.serve.engine import Engine
 from k2.tokenizer.chat import ChatTokenizer
 from k2.train.loop import bits_per_byte
 from tasks.stage import Stage, run
@@ -22,45 +22,59 @@ STAGES = ["pretrain", "anneal", "extend", "sft", "rl"]
 TALKERS = ["sft", "rl"]  # have learnt the dialogue format
 
 
+@dataclasses.dataclass
+class Findings:
+    """What is found out about one model."""
+
+    metrics: dict[str, Any]
+    load: list[list[int]]  # tokens of each routed expert, MoE layer by layer, on the validation text
+    said: list[dict[str, Any]]
+    needle: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    gym: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
 def main(stage: Stage) -> None:
-    config, device = stage.params.evaluate, set_up(stage.execution)
-    validation = TokenRows(stage.dep("tokens"), "validation")
-    trajectories = [json.loads(line) for line in (stage.dep("trajectories") / "validation.jsonl").read_text().splitlines()]
-    metrics: dict[str, Any] = {"rl_pass_at_1": None}
-    rows: dict[str, list[dict[str, Any]]] = {"bits_per_byte.csv": [], "needle.csv": [], "gym.csv": []}
-    said: list[dict[str, Any]] = []
-    with bar("evaluate", len(STAGES), "model") as progress:
-        for name in STAGES:
-            folder = stage.dep(f"models/{name}")
-            model, model_config = models.load(folder, dtype=torch.bfloat16, device=device)
-            tokenizer = ChatTokenizer.load(folder)
-            engine = Engine(model, stop_ids=[tokenizer.im_end_id, tokenizer.eos_id])
-            bits = bits_per_byte(model, validation, config.bits_per_byte_tokens, device)
-            metrics[name] = {"bits_per_byte": bits}
-            rows["bits_per_byte.csv"].append({"stage": name, "bits_per_byte": bits})
-            said += [{"stage": name, **s} for s in samples.continuations(engine, tokenizer, 40, config.temperature, config.seed)]
-            if name == "extend":
-                rows["needle.csv"], found = find_needles(model, tokenizer, config)
-                metrics[name] |= found
-            if name in TALKERS:
-                played, table = talk(
-                    engine, tokenizer, stage.params.gym, config, trajectories, model_config.max_position_embeddings
-                )
-                metrics[name] |= played
-                rows["gym.csv"] += [{"stage": name, "task": f"{row['domain']} ({name})", **row} for row in table]
-                said += [
-                    {"stage": name, **s}
-                    for s in samples.dialogues(engine, tokenizer, stage.params.gym, config.temperature, config.seed)
-                ]
-            if name == "rl":
-                prompt = tokenizer.encode_chat([{"role": "user", "content": "7 + 2 = ?"}], add_generation_prompt=True)[0]
-                metrics["latency"] = latency.latency(engine, prompt, new_tokens=16, requests=12, batch=16, seed=config.seed)
-            progress.update(1)
-    metrics["rl_pass_at_1"] = metrics["rl"]["pass_at_1"]
-    (stage.out("evaluation") / "samples.jsonl").write_text("".join(json.dumps(s, ensure_ascii=False) + "\n" for s in said))
-    for file, table in rows.items():
-        stage.write(file, to_csv(table))
-    stage.metrics(metrics)
+    found = {name: evaluate(stage, name) for name in track(STAGES, "evaluate", unit="model")}
+    out = stage.out("evaluation")
+    samples_ = [{"stage": name, **sample} for name, f in found.items() for sample in f.said]
+    loads = [{"stage": name, "load": f.load} for name, f in found.items()]
+    for file, records in (("samples.jsonl", samples_), ("expert_load.jsonl", loads)):
+        (out / file).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    bits = [{"stage": name, "bits_per_byte": f.metrics["bits_per_byte"]} for name, f in found.items()]
+    stage.write("bits_per_byte.csv", to_csv(bits))
+    stage.write("needle.csv", to_csv(found["extend"].needle))
+    stage.write(
+        "gym.csv",
+        to_csv([{"stage": name, "task": f"{row['domain']} ({name})", **row} for name in TALKERS for row in found[name].gym]),
+    )
+    stage.metrics({"rl_pass_at_1": found["rl"].metrics["pass_at_1"], **{name: f.metrics for name, f in found.items()}})
+
+
+def evaluate(stage: Stage, name: str) -> Findings:
+    """Everything about the model of one stage."""
+    config, gym_config, device = stage.params.evaluate, stage.params.gym, set_up(stage.execution)
+    folder = stage.dep(f"models/{name}")
+    model, model_config = models.load(folder, dtype=torch.bfloat16, device=device)
+    tokenizer = ChatTokenizer.load(folder)
+    engine = Engine(model, stop_ids=[tokenizer.im_end_id, tokenizer.eos_id])
+    model.collect(True)
+    bits = bits_per_byte(model, TokenRows(stage.dep("tokens"), "validation"), config.bits_per_byte_tokens, device)
+    load = [router.load.tolist() for router in model.routers() if router.load is not None]
+    model.collect(False)
+    found = Findings({"bits_per_byte": bits}, load, samples.continuations(engine, tokenizer, 40, config.temperature, config.seed))
+    if name == "extend":
+        found.needle, means = find_needles(model, tokenizer, config)
+        found.metrics |= means
+    if name in TALKERS:
+        lines = (stage.dep("trajectories") / "validation.jsonl").read_text().splitlines()[: config.prompts_per_domain]
+        context = round(model_config.max_position_embeddings * (model_config.yarn.factor if model_config.yarn else 1))
+        found.gym, played = talk(engine, tokenizer, gym_config, config, [json.loads(line) for line in lines], context)
+        found.metrics |= played
+        found.said += samples.dialogues(engine, tokenizer, gym_config, config.temperature, config.seed)
+    if name == "rl":
+        prompt, _ = tokenizer.encode_chat([{"role": "user", "content": "7 + 2 = ?"}], add_generation_prompt=True)
+        found.metrics["latency"] = latency.latency(engine, prompt, new_tokens=16, requests=12, batch=16, seed=config.seed)
+    return found
 
 
 def find_needles(model: Any, tokenizer: ChatTokenizer, config: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -76,16 +90,16 @@ def find_needles(model: Any, tokenizer: ChatTokenizer, config: Any) -> tuple[lis
 
 def talk(
     engine: Engine, tokenizer: ChatTokenizer, gym_config: Any, config: Any, trajectories: list, max_context: int
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Gym results by domain and their mean, and tool-call accuracy."""
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Gym results as a row a domain, and as metrics: their means, each, and the accuracy of tool calls."""
     results = gym.held_out(
         engine, tokenizer, gym_config, config.prompts_per_domain, config.samples_per_prompt, config.temperature, config.seed
     )
     table = [{"domain": domain, **dataclasses.asdict(result)} for domain, result in results.items()]
     metrics: dict[str, Any] = {key: sum(row[key] for row in table) / len(table) for key in ("pass_at_1", "pass_at_k", "reward")}
     metrics["gym"] = {domain: dataclasses.asdict(result) for domain, result in results.items()}
-    calls = gym.tool_call_accuracy(engine, tokenizer, trajectories[: config.prompts_per_domain], 96, max_context, config.seed)
-    return metrics | ({"tool_calls": dataclasses.asdict(calls)} if calls else {}), table
+    calls = gym.tool_call_accuracy(engine, tokenizer, trajectories, 96, max_context, config.seed)
+    return table, metrics | ({"tool_calls": dataclasses.asdict(calls)} if calls else {})
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:

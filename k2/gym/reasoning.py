@@ -1,7 +1,7 @@
 """Any dataset of reasoning-gym as a single-turn domain: its questions, its verifier.
 
 The dataset makes the entry and its own `score_answer` is the verifier, so partial credit is whatever that gives (chain_sum: the
-share of the answer that is the right number; spell_backward: the share of letters in place). Five datasets have a shorter wording
+share of the answer that is the right number; spell_backward: the share of letters in place). Six datasets have a shorter wording
 than the library's, for small models: letters stand apart, since a BPE token would hide them, and the answer needs no list syntax.
 The entry's answer stays.
 
@@ -86,6 +86,7 @@ WORDINGS: dict[str, Wording] = {
         solution=lambda entry: _numbers(entry["metadata"]["sorted_numbers"]),
         read=_read_numbers,
     ),
+    "spiral_matrix": Wording(question=lambda e: f"Spiral: {' / '.join(' '.join(map(str, row)) for row in e['metadata']['matrix'])}"),
     "spell_backward": Wording(
         question=lambda entry: f"Reverse: {' '.join(entry['metadata']['word'].lower())}",
         solution=lambda entry: " ".join(entry["answer"].lower()),

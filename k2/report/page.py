@@ -87,13 +87,13 @@ def _build(records: Records) -> Page:
                "Faint lines: needed as well."))  # fmt: skip
     add(Heading("Training"))
     add(Figure("training", figures.training(records),
-               "Loss (faint: each step), bits per byte of the validation split, and learning rate. Each phase has data of its own, so "
+               "Loss (faint: each step), bits per byte of the validation split, and learning rate. Each phase has its own data, so "
                "the loss may jump between phases; SFT's is over assistant tokens alone."))  # fmt: skip
     add(Figure("attention", figures.attention(records),
                "The largest attention logit of each layer (first layer faintest) and, below, how many heads QK-Clip rescaled. "
                "Above tau a head's query and key weights shrink."))  # fmt: skip
     add(Figure("experts", figures.experts(records),
-               "Balance of the routed experts: 0 is even. Each line is a MoE layer (first faintest); the map counts the tokens that "
+               "Balance of the routed experts: 0 is even. Each line is a MoE layer (first faintest); the map shows the tokens that "
                "each expert gets on the validation text."))  # fmt: skip
     add(Heading("Long context"))
     add(Figure("needle", figures.needle(records),
@@ -165,7 +165,7 @@ def evaluation_table(records: Records) -> Table | Text:
 
 def latency_table(records: Records) -> Table | None:
     """Milliseconds by percentile."""
-    measured = records.metrics("evaluate").get("latency")
+    measured = records.metrics("evaluate").get("rl", {}).get("latency")
     if not measured:
         return None
     rows = [

@@ -20,6 +20,7 @@ class Records:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._curves: dict[str, Curve] = {}
         self.params: dict[str, Any] = self._yaml("params.yaml")
         self.stages: dict[str, dict[str, Any]] = self._yaml("dvc.yaml").get("stages", {})
 
@@ -32,6 +33,11 @@ class Records:
 
     def curve(self, name: str) -> Curve:
         """plots/<name>.csv by column, {} before it is there. Text columns are kept as text."""
+        if name not in self._curves:
+            self._curves[name] = self._read_curve(name)
+        return self._curves[name]
+
+    def _read_curve(self, name: str) -> Curve:
         try:
             with open(self.root / "plots" / f"{name}.csv", newline="") as file:
                 rows = list(csv.DictReader(file))

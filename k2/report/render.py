@@ -35,7 +35,8 @@ details table td { font-family: MONO; font-size: 12px; text-align: left; font-we
 summary { cursor: pointer; color: var(--muted) }
 pre { background: var(--panel); border-radius: 10px; padding: 14px 16px; overflow-x: auto; font: 13px/1.5 MONO }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(310px, 1fr)); gap: 12px; margin-top: 16px }
-.sample { border-left: 3px solid; background: var(--panel); overflow: hidden; border-radius: 0 10px 10px 0; padding: 10px 14px; font-size: 13px }
+.sample { border-left: 3px solid; background: var(--panel); overflow: hidden; border-radius: 0 10px 10px 0; padding: 10px 14px }
+.sample { font-size: 13px }
 .sample .head { font-size: 12px; color: var(--muted); margin-bottom: 4px }
 .sample .head b { margin-right: 8px }
 .turn { display: grid; grid-template-columns: 66px 1fr; gap: 8px; padding: 1px 0 }
