@@ -60,12 +60,12 @@ class Stage:
 
     tracker: track.Tracker
 
-    def __init__(self, name: str, params: Params | None = None) -> None:
-        stages = read_dag()
+    def __init__(self, name: str, params: Params | None = None, root: Path = Path()) -> None:
+        stages, self._root = read_dag(root), root
         if name not in stages:
             raise ConfigError(f"dvc.yaml: stages.{name} is not there; known stages: {', '.join(stages)}")
         entry, self.name = stages[name], name
-        params = params or load_params("params.yaml")
+        params = params or load_params(root / "params.yaml")
         self.params: Any = Declared(name, params, entry.get("params", []))
         self.execution: ExecutionConfig = params.execution
         made = {path for other in stages.values() for kind in MADE for path in paths(other, kind)}
@@ -105,7 +105,12 @@ class Stage:
         for section, value in self.params:
             digest.update(f"{section}={value!r}".encode())
         for path in sorted(self.inputs):
-            digest.update(f"{path}:{storage.sha256(path / storage.MANIFEST if path.is_dir() else path)}".encode())
+            file = self._root / path / storage.MANIFEST if (self._root / path).is_dir() else self._root / path
+            if not file.exists():
+                raise K2Error(
+                    f"{path}: missing or unfinished; run `dvc repro {self.name}`, which makes what this stage needs first"
+                )
+            digest.update(f"{path}:{storage.sha256(file)}".encode())
         return digest.hexdigest()[:16]
 
     @property
@@ -117,8 +122,8 @@ class Stage:
         uri = track.tracking_uri(self.execution.tracking_uri, Path.cwd())
         params = {section: asdict(value) for section, value in self.params}
         inputs = self._input_hashes()
-        tags = {"stage": self.name, "mlflow.source.git.commit": _git_commit(), "mlflow.source.name": f"tasks/{self.name}.py"}
-        with suppress(OSError):  # an input is missing: `dep` will say so
+        tags = {"stage": self.name, "mlflow.source.git.commit": git_commit(), "mlflow.source.name": f"tasks/{self.name}.py"}
+        with suppress(K2Error):  # an input is missing: `dep` will say so
             tags["fingerprint"] = self.fingerprint
         tags |= {f"dvc.{path}": digest for path, digest in inputs.items()}
         self.tracker = track.open_tracker(
@@ -178,8 +183,9 @@ def paths(entry: dict[str, Any], kind: str) -> list[str]:
     return [next(iter(item)) if isinstance(item, dict) else item for item in entry.get(kind) or []]
 
 
-def _git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+def git_commit(root: Path = Path()) -> str:
+    """The commit that is checked out, empty outside git."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
     return done.stdout.strip()
 
 
