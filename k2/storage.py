@@ -152,8 +152,9 @@ def _reach(path: str, action: Callable[[], T]) -> T:
         try:
             return action()
         except Exception as error:  # each file system has its own kinds
-            if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
-                error = error.__cause__  # how fsspec's http reports a network that is down
+            cause = error.__cause__
+            if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and not hasattr(cause, "status"):
+                error = cause  # how fsspec's http reports a network that is down; an answer of the server has a status
             final = isinstance(error, (FileNotFoundError, PermissionError, ImportError, ValueError))
             if final or attempt == ATTEMPTS or not is_remote(path):
                 raise _explain(path, error) from None

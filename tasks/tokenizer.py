@@ -18,11 +18,11 @@ def main(stage: Stage) -> None:
     else:
         tokenizer = bpe.adopt(Path(config.path), model.vocab_size)
     folder = stage.out("tokenizer")
-    bpe.save(tokenizer, folder, model.max_position_embeddings)
+    bpe.save(tokenizer, folder)
     held_out = [record["text"] for record in records.read(documents / "validation.jsonl")]
     tokens = sum(map(len, ChatTokenizer.load(folder).encode_batch(held_out)))
     size = sum(len(text.encode()) for text in held_out)
-    stage.metrics({"vocab_size": tokenizer.get_vocab_size(), "validation_bytes_per_token": round(size / tokens, 3)})
+    stage.metrics({"vocab_size": bpe.vocabulary_size(tokenizer), "validation_bytes_per_token": round(size / tokens, 3)})
 
 
 if __name__ == "__main__":

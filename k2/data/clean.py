@@ -6,7 +6,7 @@ learned quality classifiers are not public. The rules here, each a reason under 
     short           fewer than corpus.min_characters
     symbols         more than 40 % of the visible characters are neither letters nor digits
     repeated_lines  more than half of the characters lie in lines that came before
-    unbroken        over 1,000 characters without a blank: encoded or minified data
+    unbroken        over 1,000 ASCII characters without a blank: encoded or minified data
 """
 
 import hashlib
@@ -27,7 +27,9 @@ from k2.progress import bar
 
 MAX_SYMBOLS, MAX_REPEATED, MAX_UNBROKEN = 0.4, 0.5, 1000
 SHINGLE_WORDS, PERMUTATIONS = 5, 64
-UNBROKEN = re.compile(rf"\S{{{MAX_UNBROKEN + 1},}}")
+UNBROKEN = re.compile(rf"[!-~]{{{MAX_UNBROKEN + 1}}}")
+_CJK = "\u3040-\u30ff\u3400-\u9fff"  # written without blanks: each character counts as a word
+WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+")
 
 
 @dataclass
@@ -150,7 +152,7 @@ class NearDuplicates:
     def shingles(self, text: str) -> np.ndarray:
         """Hashes of the distinct word 5-grams, uint32; of the whole text if it has fewer words."""
         cache = self._words
-        words = re.findall(r"\w+", text.lower())
+        words = WORD.findall(text.lower())
         for word in words:
             if word not in cache:
                 cache[word] = zlib.crc32(word.encode())

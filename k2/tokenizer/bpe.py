@@ -77,8 +77,9 @@ def adopt(path: Path, vocab_size: int) -> Tokenizer:
     if missing:
         print(f"{file}: added {len(missing)} special tokens of the chat template")
     _add_special(tokenizer, SPECIAL_TOKENS)  # those that are there keep their ids and become special
-    if tokenizer.get_vocab_size() > vocab_size:
-        raise ConfigError(f"params.yaml: model.vocab_size: {vocab_size} is below the {tokenizer.get_vocab_size()} tokens of {file}")
+    size = vocabulary_size(tokenizer)
+    if size > vocab_size:
+        raise ConfigError(f"params.yaml: model.vocab_size: {vocab_size} is below the {size} tokens of {file}")
     return tokenizer
 
 
@@ -92,7 +93,7 @@ def load(file: Path, key: str = "") -> Tokenizer:
         raise K2Error(f"{key}{file}: not a Hugging Face tokenizer.json: {' '.join(str(error).split())}") from None
 
 
-def save(tokenizer: Tokenizer, folder: Path, model_max_length: int) -> None:
+def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers.AutoTokenizer reads them.
 
     [EOS] ends a document; a dialogue's turn ends with <|im_end|>, which generation stops at (K2's generation_config.json).
@@ -105,18 +106,22 @@ def save(tokenizer: Tokenizer, folder: Path, model_max_length: int) -> None:
         "unk_token": "[UNK]",
         "pad_token": "[PAD]",
         "extra_special_tokens": SPECIAL_TOKENS[2:-2],
-        "model_max_length": model_max_length,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
     shutil.copyfile(TEMPLATE, folder / TEMPLATE.name)
 
 
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id: what a model's embedding must hold, also if an adopted vocabulary has holes."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes that each token stands for, (vocabulary,) int32; special tokens 0. In byte-level BPE a character is a byte."""
     special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    sizes = np.zeros(max(tokenizer.get_vocab().values()) + 1, dtype=np.int32)
+    sizes = np.zeros(vocabulary_size(tokenizer), dtype=np.int32)
     for token, index in tokenizer.get_vocab(with_added_tokens=False).items():
         if index in special:
             continue

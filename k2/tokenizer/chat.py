@@ -45,7 +45,7 @@ class ChatTokenizer:
             raise K2Error(f"the tokenizer lacks {', '.join(missing)}; make it with the tokenizer stage")
         self._ids: dict[str, int] = ids
         self._names = {index: token for token, index in ids.items()}
-        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.vocab_size = bpe.vocabulary_size(tokenizer)
         self.bos_id, self.eos_id, self.pad_id = ids["[BOS]"], ids["[EOS]"], ids["[PAD]"]
         self.im_end_id = ids["<|im_end|>"]
 

@@ -53,6 +53,14 @@ def test_near_duplicates_are_found_by_their_jaccard_similarity():
     assert outcomes[False][True] == 0 and outcomes[False][False] >= 45
 
 
+def test_near_duplicates_in_a_script_without_blanks():
+    """Chinese text is compared character by character: one changed character in 200 is a near-duplicate, another text is not."""
+    rng, near = random.Random(0), clean.NearDuplicates(0.8)
+    text = "".join(chr(0x4E00 + rng.randrange(3000)) for _ in range(200))
+    assert not near.seen("a", text) and near.seen("b", text[:100] + "！" + text[101:])
+    assert not near.seen("c", "".join(chr(0x4E00 + rng.randrange(3000)) for _ in range(200)))
+
+
 def test_no_document_stands_in_both_splits_and_none_is_lost():
     """Every document is in one split or counted as dropped; copies and near copies of held-out text are not in training."""
     rng = random.Random(1)
@@ -89,6 +97,7 @@ def test_groups_are_held_out_together_and_the_split_is_stable():
         ("A plain sentence, of some length; nothing is wrong.", None),
         ("def f(x):\n    return {k: v for k, v in x.items() if k != 'a'}\n", None),
         ("中文的文本也可以。这是一个例子，没有问题。", None),
+        ("没有空格的长文" * 9 + "".join(chr(0x4E00 + i) for i in range(2000)), None),
         ("", "short"),
         ("tiny", "short"),
         ("=-=-=-=-=-=-=-=-= *** ### |||| title", "symbols"),

@@ -12,7 +12,7 @@ VOCAB = 1024
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer folder, trained on Python's help texts."""
     path = tmp_path_factory.mktemp("tokenizer")
-    bpe.save(bpe.train(pydoc_data.topics.topics.values(), VOCAB), path, model_max_length=512)
+    bpe.save(bpe.train(pydoc_data.topics.topics.values(), VOCAB), path)
     return path
 
 
