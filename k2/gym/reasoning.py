@@ -86,7 +86,10 @@ WORDINGS: dict[str, Wording] = {
         solution=lambda entry: _numbers(entry["metadata"]["sorted_numbers"]),
         read=_read_numbers,
     ),
-    "spiral_matrix": Wording(question=lambda e: f"Spiral: {' / '.join(' '.join(map(str, row)) for row in e['metadata']['matrix'])}"),
+    "spiral_matrix": Wording(
+        question=lambda e: f"Spiral: {' / '.join(' '.join(map(str, row)) for row in e['metadata']['matrix'])}",
+        read=lambda answer, entry: answer if re.fullmatch(r"\d( \d)*", answer) else "",
+    ),
     "spell_backward": Wording(
         question=lambda entry: f"Reverse: {' '.join(entry['metadata']['word'].lower())}",
         solution=lambda entry: " ".join(entry["answer"].lower()),
