@@ -67,7 +67,7 @@ def max_logit(
     B, H, T, _ = q_BHTD.shape
     if real_BT is not None:
         lse_BHT = lse_BHT.masked_fill(~real_BT[:, None], -math.inf)
-    looked_at = min(T, max(8, T // 64))
+    looked_at = min(T, max(8, min(T // 64, 64)))  # bounded, so that memory stays linear in T
     top, row = lse_BHT.topk(min(T, looked_at + 1), dim=-1)
     row_BHr = row[..., :looked_at]
     q_BHrD = q_BHTD.gather(2, row_BHr[..., None].expand(-1, -1, -1, q_BHTD.shape[-1]))

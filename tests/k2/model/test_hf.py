@@ -100,7 +100,8 @@ def test_config_carries_k2s_fields(make_model, tmp_path):
     found = json.loads((tmp_path / "config.json").read_text())
     expected = {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1,
-        "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0, "tie_word_embeddings": False,
+        "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+        "tie_word_embeddings": False,
         "rope_interleave": True, "rope_theta": 50000.0, "max_position_embeddings": 256, "num_key_value_heads": 4,
     }  # fmt: skip
     assert {k: found[k] for k in expected} == expected
