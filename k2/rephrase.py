@@ -1,8 +1,8 @@
 """Rephrasing of knowledge text, so that it can be seen more than once without being repeated (report section 2.2, figure 4).
 
-Style- and perspective-diverse prompts; chunk-wise autoregressive rewriting (an excerpt is cut at paragraph and sentence borders, each chunk
-is rewritten in sight of the rewrites before it, the rewrites are joined); fidelity verification by the cosine of sentence embeddings.
-Rewrites that fail are kept apart with their score and the reason.
+Style- and perspective-diverse prompts; chunk-wise autoregressive rewriting (an excerpt is cut at paragraph and sentence borders, each
+chunk is rewritten in sight of the rewrites before it, the rewrites are joined); fidelity verification by the cosine of sentence
+embeddings. Only running text is rewritten: headings, tables, grammar and code stay out of the excerpt. Rewrites that fail are kept apart with their score and the reason.
 """
 
 import hashlib
@@ -12,23 +12,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from k2.config import ConfigError, RephraseConfig
+from k2.config import RephraseConfig
+from k2.errors import ConfigError
 from k2.llm import ChatModel, Message
 from k2.progress import bar
 
 Document = dict[str, Any]
 
+# The wording is that of SmolLM2's own rewriting data ("You're an AI assistant for text re-writing ..."): a small model follows no other.
+RULES = "You're an AI assistant for text re-writing. Rewrite the input text {}. Write only the rewritten text."
 STYLES = {
-    "encyclopedia": "Rewrite the text in the style of an encyclopedia: neutral and precise.",
-    "tutorial": 'Rewrite the text as a short tutorial that speaks to the reader as "you".',
-    "question_and_answer": "Rewrite the text as a question and its answer.",
-    "learning_notes": "Rewrite the text as a student's learning notes: short plain sentences.",
-    "simple": "Rewrite the text in simple words for a beginner.",
-    "dialogue": "Rewrite the text as a dialogue between a teacher and a student.",
+    "encyclopedia": "to make it more professional and formal, like an encyclopedia article, while retaining its essential content",
+    "concise": "to make it more concise while preserving its core meaning",
+    "tutorial": "to make it more friendly and approachable, like a tutorial for beginners, while maintaining its main points",
+    "question_and_answer": "as a question and its answer, while maintaining its main points",
+    "learning_notes": "as a student's learning notes in short plain sentences, while maintaining its main points",
+    "dialogue": "as a dialogue between a teacher and a student, while maintaining its main points",
 }
-RULES = "Use other words. Keep every fact and every name. Add nothing. Write only the rewritten text."
 
 CHARACTERS_PER_TOKEN = 4  # English prose; an endpoint's tokenizer is not ours to ask
+MIN_PARAGRAPH, MIN_PROSE = 60, 0.6  # characters, and prose_share, of what counts as running text
 CONTEXT_CHUNKS = 4  # earlier rewrites that a chunk is written in sight of
 COPY_WORDS, COPY_SHARE = 8, 0.7  # a rewrite is a copy when this share of its runs of 8 words stand in the source
 META = re.compile(r"\b(rewrit|rewrote|original text|original sentence|rephras|as an ai)", re.IGNORECASE)
@@ -45,10 +48,10 @@ class Draft:
 
     def chat(self) -> list[Message]:
         """The prompt of the next chunk. Earlier chunks stand in it as turns that the model has already answered."""
-        messages: list[Message] = [{"role": "system", "content": f"{STYLES[self.style]} {RULES}"}]
+        messages: list[Message] = [{"role": "system", "content": RULES.format(STYLES[self.style])}]
         at = len(self.rewrites)
         for i in range(max(0, at - CONTEXT_CHUNKS), at + 1):
-            messages.append({"role": "user", "content": f"{'Rewrite the next part' if i else 'Rewrite this'}:\n{self.chunks[i]}"})
+            messages.append({"role": "user", "content": self.chunks[i]})
             if i < at:
                 messages.append({"role": "assistant", "content": self.rewrites[i]})
         return messages
@@ -71,9 +74,8 @@ def rephrase(
     with bar("rephrase", sum(len(draft.chunks) for draft in drafts), "chunk") as progress:
         for step in range(longest):
             open_ = [draft for draft in drafts if step < len(draft.chunks)]
-            answers = model.generate(
-                [draft.chat() for draft in open_], round(config.chunk_tokens * 1.25), temperature, top_p, config.seed + 1000 * step, progress.update
-            )  # fmt: skip
+            chats, budget = [draft.chat() for draft in open_], round(config.chunk_tokens * 1.25)
+            answers = model.generate(chats, budget, temperature, top_p, config.seed + 1000 * step, progress.update)
             for draft, answer in zip(open_, answers):
                 draft.rewrites.append(whole_sentences(answer))
     return verify(drafts, config.min_similarity, similarity)
@@ -100,6 +102,8 @@ def best(documents: Iterable[Document], count: int, excerpt_tokens: int) -> list
     for document in documents:
         if document["domain"] != "code":
             part = excerpt(document["text"], excerpt_tokens)
+            if not part:
+                continue
             fill = min(1.0, len(part) / (excerpt_tokens * CHARACTERS_PER_TOKEN * 0.5))  # a short document gives little
             scored.append((-prose_share(part) * fill, document["id"], document))
     scored.sort(key=lambda entry: entry[:2])
@@ -113,11 +117,11 @@ def prose_share(text: str) -> float:
     return plain / max(1, len(words))
 
 
-# -- cutting ----------------------------------------------------------------------------------------------------------------------------
+# -- cutting --------------------------------------------------------------------------------------------------------------------------
 def excerpt(text: str, tokens: int) -> str:
-    """The beginning of a text, cut at a sentence's end, of at most `tokens` tokens."""
+    """The beginning of a text's prose, cut at a sentence's end, of at most `tokens` tokens."""
     taken, room = [], tokens * CHARACTERS_PER_TOKEN
-    for piece in sentences(text, tokens):
+    for piece in sentences(prose(text), tokens):
         room -= len(piece)
         if room < 0:
             break
@@ -125,8 +129,14 @@ def excerpt(text: str, tokens: int) -> str:
     return "".join(taken).strip()
 
 
+def prose(text: str) -> str:
+    """The paragraphs of running text, each on one line, with a blank line between two."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
+    return "\n\n".join(p for p in paragraphs if len(p) >= MIN_PARAGRAPH and prose_share(p) >= MIN_PROSE and "::=" not in p)
+
+
 def split(text: str, chunk_tokens: int) -> list[str]:
-    """Cut at paragraph and sentence borders into chunks of at most `chunk_tokens` tokens; joined by nothing but blanks they are the text."""
+    """Cut at paragraph and sentence borders into chunks of at most `chunk_tokens` tokens that hold all of the text."""
     chunks, current = [], ""
     for piece in sentences(text, chunk_tokens):
         if current.strip() and len(current) + len(piece.rstrip()) > chunk_tokens * CHARACTERS_PER_TOKEN:
@@ -157,7 +167,7 @@ def whole_sentences(text: str) -> str:
     return text if end < 0 or text.endswith((".", "!", "?", '"', "`", ")", ":")) else text[: end + 1]
 
 
-# -- verification ---------------------------------------------------------------------------------------------------------------------
+# -- verification -------------------------------------------------------------------------------------------------------------------
 def verify(
     drafts: list[Draft], min_similarity: float, similarity: Callable[[list[str], list[str]], list[float]]
 ) -> tuple[list[Document], list[Document]]:
@@ -168,9 +178,15 @@ def verify(
     for draft, source, text, score in zip(drafts, sources, texts, similarity(sources, texts)):
         document = draft.document
         record = {
-            "id": hashlib.sha256(text.encode()).hexdigest()[:16], "text": text, "domain": "rewrites", "license": document["license"],
-            "source": document["source"], "rewrite_of": document["id"], "style": draft.style, "similarity": round(score, 4),
-        }  # fmt: skip
+            "id": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "text": text,
+            "domain": "rewrites",
+            "license": document["license"],
+            "source": document["source"],
+            "rewrite_of": document["id"],
+            "style": draft.style,
+            "similarity": round(score, 4),
+        }
         reason = fault(source, text, score, min_similarity) or ("duplicate" if text in seen else "")
         seen.add(text)
         if reason:

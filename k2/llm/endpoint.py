@@ -14,8 +14,8 @@ TIMEOUT = 300.0  # seconds of one request
 
 
 class EndpointModel:
-    """Chats are answered by `concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint
-    refuses (key, model, request) is not. The key is never shown."""
+    """`concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint refuses (key, model,
+    request) is not. The key is never shown."""
 
     def __init__(self, model: str, base_url: str | None, concurrency: int, retries: int = RETRIES) -> None:
         if not base_url:

