@@ -1,8 +1,10 @@
 """One stage through DVC: `dvc repro --single-item` as a child, its talk filtered, its busy lock waited for, its end understood."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -11,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flows.child import Children, Chunk
 from k2.errors import ConfigError
 from k2.redact import redact
+from k2.track import flatten
 
 CHATTER = re.compile(
     r"\s*$|Running stage '|(Updating|Generating) lock file|Stage '.*' (didn't change|is cached)|Verifying data sources"
@@ -23,6 +28,7 @@ CHATTER = re.compile(
 BUSY = re.compile(r"Unable to acquire lock|is busy, it is being blocked by|Cannot acquire lock", re.IGNORECASE)
 EXITED = re.compile(r"exited with (-?\d+)")
 WAIT_SECONDS = 2.0
+DVC = (sys.executable, "-P", "-m", "dvc")  # -P: whatever lies in the project's root is not DVC's to import
 
 
 @dataclass(frozen=True)
@@ -38,18 +44,13 @@ class Outcome:
 
 
 def stale_stages(root: Path, names: list[str]) -> set[str]:
-    """Which of the stages DVC would have to look at: one status call, no child. When DVC's lock is taken, all of them."""
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import Repo
-
-    try:
-        with Repo(str(root)) as repo:
-            return set(repo.status(targets=names)) & set(names)
-    except LockError:
+    """Which of the stages DVC would have to look at: one call for all. When DVC's lock is taken, every one."""
+    done = subprocess.run([*DVC, "status", "--json", *names], cwd=root, capture_output=True, text=True, env=child_environment())
+    if done.returncode == 0:
+        return set(json.loads(done.stdout)) & set(names)
+    if BUSY.search(done.stderr):
         return set(names)
-    except DvcException as error:
-        raise ConfigError(f"dvc.yaml: {_one_line(error)}") from None
+    raise ConfigError(f"dvc.yaml: {_one_line(done.stderr.removeprefix('ERROR: '))}")
 
 
 def repro(children: Children, root: Path, stage: str, command: str, env: dict[str, str], on_output: Chunk, log: Path) -> Outcome:
@@ -59,8 +60,8 @@ def repro(children: Children, root: Path, stage: str, command: str, env: dict[st
         talk = _Talk(command, on_output)
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
-            arguments = [sys.executable, "-P", "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
-            code = children.run(arguments, root, env, lambda text, whole: talk.hear(text, whole, file))  # noqa: B023
+            arguments = ["--wait-for-lock", "repro", "--single-item", stage]
+            code = children.run([*DVC, *arguments], root, env, lambda text, whole: talk.hear(text, whole, file))  # noqa: B023
         seconds = time.monotonic() - started
         if code == 0:
             return Outcome(stage, "run" if talk.ran else "cached", seconds)
@@ -88,10 +89,6 @@ def lock_holder(root: Path, message: str) -> str:
 
 def headline(root: Path, stage: str) -> str:
     """The first number of metrics/<stage>.json, which is the one that a stage declares as its most telling."""
-    import json
-
-    from k2.track import flatten
-
     try:
         numbers = flatten(json.loads((root / "metrics" / f"{stage}.json").read_text()))
         name, value = next((k, v) for k, v in numbers.items() if type(v) in (int, float))
@@ -145,8 +142,6 @@ def _failure(stage: str, talk: _Talk, code: int, seconds: float, log: Path) -> O
 
 
 def _hint(root: Path, pid: int) -> str:
-    import psutil
-
     try:
         command = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -156,8 +151,8 @@ def _hint(root: Path, pid: int) -> str:
     return ""
 
 
-def _one_line(error: BaseException) -> str:
-    return redact(" ".join(str(error).split()))
+def _one_line(text: str) -> str:
+    return redact(" ".join(text.split()))
 
 
 def child_environment(**more: str) -> dict[str, str]:

@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
+
+import psutil
 
 from flows.child import Children
 from flows.console import Console
@@ -48,7 +51,7 @@ class Run:
         self.names = self.dag.select(request.from_stage, request.to_stage, request.stage)
         self.name = request.name or run_name(request.preset, request.overrides)
         self.outcomes: dict[str, Outcome] = {}
-        self._slots, self._started, self._open = Semaphore(request.concurrency), time.monotonic(), contextlib.ExitStack()
+        self._slots, self._open = Semaphore(request.concurrency), contextlib.ExitStack()
 
     def __enter__(self) -> "Run":
         with self._open as opening:
@@ -72,7 +75,8 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._started
+        """Since this process began, imports included: what a person has waited."""
+        return time.time() - psutil.Process().create_time()
 
     def up_to_date(self, stage: str) -> bool:
         """DVC finds nothing to do for it, nor for anything before it."""
@@ -123,8 +127,6 @@ class Run:
         try:
             report.write(self.root)
             if self.request.overridden:
-                import shutil
-
                 shutil.copytree(self.root / "report", kept.parent, dirs_exist_ok=True)
         except Exception as error:
             console.line(f"the report could not be written: {' '.join(str(error).split())}")

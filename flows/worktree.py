@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flows.repro import DVC
 from k2 import presets
 from k2.config import parse_params
 from k2.errors import K2Error
@@ -81,7 +81,7 @@ def _share(root: Path, path: Path) -> None:
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
-        cache = repo.cache.local.path
+        cache = repo.cache.local_cache_dir
     local = root / ".dvc/config.local"
     if local.exists():
         shutil.copy2(local, path / ".dvc/config.local")
@@ -122,6 +122,6 @@ def _git(root: Path, *arguments: str, input: bytes | None = None) -> bytes:
 
 
 def _dvc(path: Path, *arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-P", "-m", "dvc", *arguments], cwd=path, capture_output=True, text=True)
+    done = subprocess.run([*DVC, *arguments], cwd=path, capture_output=True, text=True)
     if done.returncode:
         raise K2Error(f"dvc {arguments[0]}: {redact(' '.join(done.stderr.split()))}")
