@@ -59,8 +59,8 @@ def test_every_parameter_is_claimed_once(q_lora_rank, make_model):
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_equals_torchs_muon_and_adamw(nesterov, make_model, tokens):
     """Over 12 steps of a real loss, every matrix moves as torch.optim.Muon moves it (matched RMS, each expert, gate and up alone)
-    """Over 12 steps of a real loss, every matrix moves as torch.optim.Muon moves it (matched RMS, each expert and gate and up alone),
-    the rest as AdamW does. torch's buffer is (1 - momentum) times ours; its Newton-Schulz normalises that away up to bfloat16."""
+    and the rest as AdamW does. torch's buffer is (1 - momentum) times ours; its Newton-Schulz normalises that away."""
+    lr, ours, theirs = 2e-3, make_model(), make_model()
     start = hf_views(copied(ours))
     optimizer = MuonClip(ours, configured(nesterov=nesterov, qk_clip_tau=None))
     leaves = {n: torch.nn.Parameter(t) for n, t in hf_views({n: p.data for n, p in theirs.named_parameters()}).items()}
