@@ -15,7 +15,7 @@ def main(stage: Stage) -> None:
     device = set_up(stage.execution)
     tokenizer = ChatTokenizer.load(stage.dep("sft"))
     model, _ = hf.load(stage.dep("sft"), device=device)
-    kept, dropped = curate(Engine(model, tokenizer.stop_ids), tokenizer, stage.params.gym, stage.params.curate)
+    kept, dropped = curate(Engine(model, [tokenizer.im_end_id, tokenizer.eos_id]), tokenizer, stage.params.gym, stage.params.curate)
     folder = stage.out("rl_prompts")
     for name, tasks in (("prompts", kept), ("dropped", dropped)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
