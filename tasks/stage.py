@@ -121,7 +121,7 @@ class Stage:
     def __enter__(self) -> "Stage":
         uri = track.tracking_uri(self.execution.tracking_uri, Path.cwd())
         params = {section: asdict(value) for section, value in self.params}
-        inputs = self._input_hashes()
+        inputs = self.input_hashes()
         tags = {"stage": self.name, "mlflow.source.git.commit": git_commit(), "mlflow.source.name": f"tasks/{self.name}.py"}
         with suppress(K2Error):  # an input is missing: `dep` will say so
             tags["fingerprint"] = self.fingerprint
@@ -153,7 +153,7 @@ class Stage:
             named = {f"final/{re.sub(r'[^a-zA-Z0-9_./ -]', '_', k)}": v for k, v in numbers.items() if type(v) in (int, float)}
             self.tracker.log(0, named)
 
-    def _input_hashes(self) -> dict[str, str]:
+    def input_hashes(self) -> dict[str, str]:
         """DVC's hash of each input, from dvc.lock, where the stages that made them stand."""
         known: dict[str, str] = {}
         with suppress(OSError, yaml.YAMLError, KeyError, TypeError):
