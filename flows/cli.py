@@ -19,10 +19,11 @@ PREFECT_HOME = Path(".k2/prefect")
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: a failed stage's, 2 for a configuration error, 130 and 143 for signals."""
     request = parse_arguments(arguments)
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, _terminate)
     try:
-        with Run(Path.cwd(), request) as run:
+        run = Run(Path.cwd(), request)
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, _terminate)
+        with run:
             if api_configured() or not all(run.up_to_date(name) for name in run.names):
                 _with_prefect(run)
             else:  # nothing to walk: spare the seconds that a server takes to start

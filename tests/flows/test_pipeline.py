@@ -12,6 +12,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from flows.cli import main
+
 STAGE = """
 import sys, time
 from k2.progress import bar
@@ -91,7 +93,7 @@ def test_independent_branches_run_side_by_side_and_a_knob_reruns_only_what_follo
 
 
 def test_a_failed_stage_ends_in_one_line_and_its_own_exit_code(make_project: Callable, prefect_api: str):
-    """A user error, a crash and a kill: each gives one line, no traceback; stages behind it are skipped, the other branch is not."""
+    """A user error, a crash and a kill: each gives one line, no traceback; what follows is skipped, the other branch is not."""
     project = make_project(CHAIN, **{"stage.py": STAGE})
     project.edit("stage.py", "    name = stage.name\n", "    name = stage.name\n    if name == 'corpus': stage.params.rl\n")
     failed = project.pipeline(check=False, PREFECT_API_URL=prefect_api)
@@ -111,31 +113,31 @@ def test_a_failed_stage_ends_in_one_line_and_its_own_exit_code(make_project: Cal
     assert killed.returncode == 128 + 9 and "corpus: SIGKILL: killed by the system, out of memory?" in killed.stderr
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("  learning: 1\n", "", ""),
-        ("sft:\n  tokens:", "sft:\n  tokenz:", "params.yaml: sft.tokenz: unknown key; did you mean `tokens`?"),
-        ("rl:\n  steps: ", "rl:\n  steps: many", "params.yaml: rl.steps: expected int, got many"),
-    ],
-)
-def test_a_typo_in_params_stops_at_once_with_exit_2(make_project: Callable, old: str, new: str, message: str):
-    """Before anything starts: the key's path, what was expected, exit code 2. So do a wrong preset, --set and --from."""
+def test_a_typo_stops_at_once_with_exit_2(make_project: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """Before anything starts: one line with the key's path and what was expected. Presets, --set and --from are checked alike."""
     project = make_project(CHAIN, **{"stage.py": STAGE})
-    if message:
-        project.edit("params.yaml", old, new)
-        done = project.pipeline(check=False)
-        assert (done.returncode, done.stdout) == (2, "") and message in done.stderr and done.stderr.count("\n") == 1
-        return
-    for arguments, expected in (
-        (["--preset", "huge"], "preset `huge` is not known; there are: micro"),
-        (["--set", "sft.optim.lrr=1"], "params.yaml with the overrides: sft.optim.lrr: unknown key; did you mean `lr`?"),
-        (["--set", "sft.seed=x"], "sft.seed: expected int, got x"),
-        (["--set", "nothing"], "write section.key=value"),
-        (["--from", "sfft"], "stage `sfft` is not in dvc.yaml; did you mean `sft`?"),
+    original = (project.root / "params.yaml").read_text()
+    project.edit("params.yaml", "sft:\n  tokens:", "sft:\n  tokenz:")
+    done = project.pipeline(check=False)  # once as a process
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert "params.yaml: sft.tokenz: unknown key; did you mean `tokens`?" in done.stderr
+
+    monkeypatch.chdir(project.root)
+    for params, arguments, expected in (
+        (original.replace("rl:\n  steps: ", "rl:\n  steps: many"), [], "params.yaml: rl.steps: expected int, got many"),
+        (original, ["--preset", "huge"], "preset `huge` is not known; there are: micro"),
+        (original, ["--set", "sft.optim.lrr=1"], "params.yaml with the overrides: sft.optim.lrr: unknown key; did you mean `lr`?"),
+        (original, ["--set", "sft.seed=x"], "sft.seed: expected int, got x"),
+        (original, ["--set", "a.b.c=1"], "a.b.c: no such key in params.yaml"),
+        (original, ["--from", "sfft"], "stage `sfft` is not in dvc.yaml; did you mean `sft`?"),
     ):
-        done = project.pipeline(*arguments, check=False)
-        assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+        project.write(**{"params.yaml": params})
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert expected in error and error.count("\n") == 1
+    with pytest.raises(SystemExit) as end:
+        main(["--set", "nothing"])
+    assert end.value.code == 2 and "write section.key=value" in capsys.readouterr().err
     assert not (project.root / "data").exists() and not (project.root / ".k2").exists()
 
 
@@ -143,7 +145,7 @@ def test_a_typo_in_params_stops_at_once_with_exit_2(make_project: Callable, old:
 def test_however_the_flow_ends_no_process_is_left_within_ten_seconds(
     make_project: Callable, prefect_api: str, number: int, end_group: Callable
 ):
-    """Ctrl-C, a scheduler's SIGTERM and kill -9: the stage, what it started and DVC are gone, and the next run is not locked out."""
+    """Ctrl-C, a scheduler's SIGTERM and kill -9: the stage, what it started and DVC are gone, the next run is not locked out."""
     project = make_project(SLEEP, **{"sleep.py": SLEEPER})
     flow = project.start(sys.executable, "-m", "flows.pipeline", PREFECT_API_URL=prefect_api)
     end_group(flow)
