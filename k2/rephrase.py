@@ -1,8 +1,9 @@
 """Rephrasing of knowledge text, so that it can be seen more than once without being repeated (report section 2.2, figure 4).
 
-Style- and perspective-diverse prompts; chunk-wise autoregressive rewriting (an excerpt is cut at paragraph and sentence borders, each
-chunk is rewritten in sight of the rewrites before it, the rewrites are joined); fidelity verification by the cosine of sentence
-embeddings. Only running text is rewritten: headings, tables, grammar and code stay out of the excerpt. Rewrites that fail are kept apart with their score and the reason.
+Style- and perspective-diverse prompts; chunk-wise autoregressive rewriting (an excerpt is cut at paragraph and sentence borders,
+each chunk is rewritten in sight of the rewrites before it, the rewrites are joined); fidelity verification by the cosine of
+sentence embeddings. Only running text is rewritten: headings, tables, grammar and code stay out of the excerpt. Rewrites that
+fail are kept apart with their score and the reason.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from k2.progress import bar
 
 Document = dict[str, Any]
 
-# The wording is that of SmolLM2's own rewriting data ("You're an AI assistant for text re-writing ..."): a small model follows no other.
+# The wording of SmolLM2's own rewriting data: a model so small follows no other.
 RULES = "You're an AI assistant for text re-writing. Rewrite the input text {}. Write only the rewritten text."
 STYLES = {
     "encyclopedia": "to make it more professional and formal, like an encyclopedia article, while retaining its essential content",
@@ -117,7 +118,7 @@ def prose_share(text: str) -> float:
     return plain / max(1, len(words))
 
 
-# -- cutting --------------------------------------------------------------------------------------------------------------------------
+# -- cutting ----------------------------------------------------------------------------------------------------------------------
 def excerpt(text: str, tokens: int) -> str:
     """The beginning of a text's prose, cut at a sentence's end, of at most `tokens` tokens."""
     taken, room = [], tokens * CHARACTERS_PER_TOKEN
@@ -167,7 +168,7 @@ def whole_sentences(text: str) -> str:
     return text if end < 0 or text.endswith((".", "!", "?", '"', "`", ")", ":")) else text[: end + 1]
 
 
-# -- verification -------------------------------------------------------------------------------------------------------------------
+# -- verification -----------------------------------------------------------------------------------------------------------------
 def verify(
     drafts: list[Draft], min_similarity: float, similarity: Callable[[list[str], list[str]], list[float]]
 ) -> tuple[list[Document], list[Document]]:

