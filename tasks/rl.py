@@ -2,7 +2,8 @@
 
 import copy
 import json
-import time
+from pathlib import Path
+from typing import Any
 
 from k2.model import hf
 from k2.rl.loop import RL
@@ -12,46 +13,53 @@ from k2.sync.receiver import Receiver
 from k2.sync.transport import LocalTransport
 from k2.tokenizer.chat import ChatTokenizer
 from k2.train.batches import DialogueBatches
+from k2.train.loop import Rows
 from k2.train.trainer import DTYPES, Trainer
 from tasks.stage import Stage, run
 from tasks.training import run_of, set_up, to_csv
 
 
-def main(stage: Stage) -> None:
-    config, gym, device = stage.params.rl, stage.params.gym, set_up(stage.execution)
-    folder = stage.dep("sft")
-    model, _ = hf.load(folder)
-    tokenizer = ChatTokenizer.load(folder)
-    rollout_model = copy.deepcopy(model).cast(DTYPES[config.dtype]).to(device)
-    trainer = Trainer(model, stage.params.muonclip, config.dtype, config.bias_update_rate, device)
-    engine = Engine(rollout_model, [tokenizer.im_end_id, tokenizer.eos_id])
+def build(sft: Path, trajectories: Path, params: Any, device: str) -> tuple[RL, DialogueBatches]:
+    """The loop around the model of `sft`, and the batches of its PTX term. `params` has muonclip, gym and rl."""
+    config = params.rl
+    model, _ = hf.load(sft)
+    tokenizer = ChatTokenizer.load(sft)
+    engine = Engine(copy.deepcopy(model).cast(DTYPES[config.dtype]).to(device), [tokenizer.im_end_id, tokenizer.eos_id])
+    trainer = Trainer(model, params.muonclip, config.dtype, config.bias_update_rate, device)
     checkpoints, transport = CheckpointEngine(), LocalTransport(Receiver(engine))
-    sync_seconds: list[float] = []
 
     def push(version: int) -> None:
-        start = time.perf_counter()
         checkpoints.push(model.state_dict().items(), [transport], version)
-        sync_seconds.append(time.perf_counter() - start)
 
-    prompts = [json.loads(line) for line in (stage.dep("rl_prompts") / "prompts.jsonl").read_text().splitlines()]
-    lines = (stage.dep("trajectories") / "train.jsonl").read_text().splitlines()
+    lines = (trajectories / "train.jsonl").read_text().splitlines()
     dialogues = [tokenizer.encode_chat(record["messages"], record.get("tools")) for record in map(json.loads, lines)]
     ptx = DialogueBatches(dialogues, config.ptx_batch_tokens, config.ptx_batch_tokens, config.ptx_batch_tokens, config.seed)
-    rows = RL(trainer, engine, tokenizer, gym, config, push).train(prompts, ptx, run_of(stage))
+    return RL(trainer, engine, tokenizer, params.gym, config, push), ptx
 
-    hf.save(model, model.config, stage.out("rl"), folder, trainer.optimizer.master)
+
+def main(stage: Stage) -> None:
+    loop, ptx = build(stage.dep("sft"), stage.dep("trajectories"), stage.params, set_up(stage.execution))
+    prompts = [json.loads(line) for line in (stage.dep("rl_prompts") / "prompts.jsonl").read_text().splitlines()]
+    rows = loop.train(prompts, ptx, run_of(stage))
+
+    model = loop.trainer.model
+    hf.save(model, model.config, stage.out("rl"), stage.dep("sft"), loop.trainer.optimizer.master)
     stage.write("rl.csv", to_csv(rows))
+    stage.metrics(summary(rows))
+
+
+def summary(rows: Rows) -> dict[str, float]:
+    """Held-out mean reward in percent, before and after, of all domains and each; the first is the headline."""
     before, after = rows[0], next(row for row in reversed(rows) if "rl/held_out" in row)
-    held_out = {f"held_out_{when}{key[11:]}": row[key] for when, row in (("after", after), ("before", before)) for key in row if key.startswith("rl/held_out")}
-    stage.metrics(
-        {"held_out_rise": after["rl/held_out"] - before["rl/held_out"]}
-        | held_out
-        | {
-            "logprob_gap": max(row["rl/logprob_gap"] for row in rows[1:]),
-            "dead_groups": sum(row["rl/dead_groups"] for row in rows[1:]),
-            "sync_seconds": sum(sync_seconds) / len(sync_seconds),
-        }
-    )
+    values = {"held_out_rise": after["rl/held_out"] - before["rl/held_out"]}
+    for when, row in (("after", after), ("before", before)):
+        values |= {key.replace("rl/held_out", f"held_out_{when}"): row[key] for key in row if key.startswith("rl/held_out")}
+    steps = rows[1:]
+    return values | {
+        "logprob_gap": max(row["rl/logprob_gap"] for row in steps),
+        "dead_groups": sum(row["rl/dead_groups"] for row in steps),
+        "sync_seconds": sum(row["rl/sync_seconds"] for row in steps) / len(steps),
+    }
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ class RL:
         gaps: list[float] = []
         lr = wsd(step + 1, config.steps, config.optim)
         row = self.trainer.step(self._losses(episodes, groups, ptx.step(step), gaps), lr)
+        trained = time.perf_counter()
         self.push(step + 1)
         return {
             "rl/reward": mean,
@@ -121,6 +122,7 @@ class RL:
             "rl/response_tokens": sum(e.response_tokens for e in episodes) / len(episodes),
             "rl/over_budget": sum(e.over_budget for e in episodes) / len(episodes),
             "rl/rollout_seconds": rollout_seconds,
+            "rl/sync_seconds": time.perf_counter() - trained,
             "rl/step_seconds": time.perf_counter() - start,
             "optim/lr": lr,
             **row,
