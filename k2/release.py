@@ -39,7 +39,9 @@ def logit_difference(model: Transformer, folder: Path, seed: int = 0) -> float:
     K2Error if transformers cannot open the folder or the difference is above TOLERANCE.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     except (OSError, ValueError, KeyError, RuntimeError) as error:

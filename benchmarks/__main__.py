@@ -1,0 +1,5 @@
+"""`make bench`."""
+
+from benchmarks import train_step
+
+train_step.main()
