@@ -1,7 +1,7 @@
 """Any dataset of reasoning-gym as a single-turn domain: its questions, its verifier.
 
 The dataset makes the entry and its own `score_answer` is the verifier, so partial credit is whatever that gives (chain_sum: the
-share of the answer that is the right number; spell_backward: the share of letters in place). Six datasets have a shorter wording
+share of the answer that is the right number; spell_backward: the share of letters in place). Seven datasets have a shorter wording
 than the library's, for small models: letters stand apart, since a BPE token would hide them, and the answer needs no list syntax.
 The entry's answer stays.
 
@@ -68,6 +68,10 @@ WORDINGS: dict[str, Wording] = {
         question=lambda entry: f"{entry['metadata']['expression']} = ?",
         solution=_sum_steps,
         read=lambda answer, entry: answer if re.fullmatch(r"-?\d+", answer) else "",
+    ),
+    "gcd": Wording(
+        question=lambda entry: f"GCD: {' '.join(map(str, entry['metadata']['numbers']))}",
+        read=lambda answer, entry: answer if answer.isdecimal() else "",
     ),
     "number_filtering": Wording(
         question=lambda e: (

@@ -1,6 +1,6 @@
 """Tool use in several turns against a store that really changes: ask, call, read the result, answer.
 
-The user asks for a count, or to add to it or take from it; the quantities are known to the store alone, so the model must call
+The user asks to add to a stock, to take from it or to count it; the quantities are known to the store alone, so the model must call
 the declared tool with the right arguments and read its result. The verifier looks at the call, the store's state and the answer.
 
 Reward of a request: 0.2 for a call that the declaration allows, 0.3 for the right call, 0.5 for the right answer after it with the
@@ -18,7 +18,7 @@ from k2.errors import ConfigError
 from k2.gym.env import ATTEMPTS, Domain, Env, Message, Step, Task
 
 ITEMS = ["cup", "hat", "pen", "bag", "key", "map", "box", "bed", "cap", "fan", "jar", "lamp", "book", "ring", "coin", "ball"]
-OPERATIONS = ["count", "add", "take"]
+OPERATIONS = ["add", "take", "count"]
 
 CALL, RIGHT_CALL, RIGHT_ANSWER = 0.2, 0.3, 0.5
 
@@ -30,7 +30,7 @@ class ToolUseSettings:
     max_turns: int = 3  # assistant messages after which the episode ends; a request needs two
     items: int = 12  # names in the store, of 16
     max_quantity: int = 9  # of an item at first; also the most that is added
-    operations: int = 2  # 1: count; 2: also add; 3: also take
+    operations: int = 1  # 1: add; 2: also take; 3: also count
     requests: int = 1  # that the user makes one after another
 
     def __post_init__(self) -> None:

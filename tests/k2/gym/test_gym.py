@@ -17,7 +17,8 @@ DOMAINS = {
     "letter_counting": {"dataset": "letter_counting", "min_words": 1, "max_words": 2},
     "number_sorting": {"dataset": "number_sorting", "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
     "spell_backward": {"dataset": "spell_backward", "min_word_len": 3, "max_word_len": 4},
-    "gcd": {"dataset": "gcd"},  # asked in the library's own words
+    "gcd": {"dataset": "gcd", "max_value": 20},
+    "products": {"dataset": "products"},  # asked in the library's own words
     "tool_use": {"max_turns": 6, "items": 12, "max_quantity": 9, "operations": 3, "requests": 3},
 }
 
@@ -99,7 +100,7 @@ def test_rewards_of_reasoning_answers(name, metadata, answer, content, reward):
 
 def stepwise(messages: list[dict], number: int = 3) -> list[float]:
     """Rewards of the messages on a store of 4 pens and 1 cup, of which `number` pens are to be added."""
-    where = domain("tool_use", max_turns=3, items=4, operations=2)
+    where = domain("tool_use", max_turns=3, items=4, operations=3)
     request = {"operation": "add", "item": "pen", "number": number, "answer": 4 + number}
     env = where.env({"prompt": "", "stock": {"pen": 4, "cup": 1}, "requests": [request]})
     return [round(env.step(message).reward, 6) for message in messages]
@@ -131,7 +132,7 @@ def test_rewards_of_tool_use():
 )
 def test_malformed_calls_are_observations(name, arguments, error):
     """A call that cannot be run gives the model an error to read, and the dialogue goes on until max_turns."""
-    where = domain("tool_use", max_turns=3)
+    where = domain("tool_use", max_turns=3, operations=3)
     env = where.env(where.task(0))
     step = env.step(call(name, arguments))
     assert not step.done and step.messages[0]["role"] == "tool" and error in step.messages[0]["content"]
@@ -163,7 +164,7 @@ def test_wrong_settings_name_their_key(name, settings, key):
 def test_a_space_of_one_task_cannot_be_split():
     """A domain that always asks the same has no held-out task: said, not looped over for ever."""
     with pytest.raises(ConfigError, match="too few different tasks"):
-        where = domain("tool_use", max_turns=2, items=1, operations=1)
+        where = domain("tool_use", max_turns=2, items=1, max_quantity=1)
         [where.task(seed) for seed in (0, HELD_OUT)]
 
 
