@@ -19,27 +19,80 @@ BLOCK_T = 256  # rows of scores in flight; their tile fits the cache
 class Packing:
     """Several sequences laid end to end in one row of N tokens; attention unpacks them, everything else runs on the N tokens.
 
-    index: (n, L) where each sequence's tokens lie, padding points at token 0; inverse: (N,) where a token lies in the flattened (n, L);
-    positions: (N,) position of a token in its own sequence.
+    Sequences of like length share a bucket, a padded (n, L) grid; P is the places of all buckets.
+    shapes: (n, L) of each bucket; index: (P,) the token at a place, 0 where it pads; real: (P,) whether it does not;
+    inverse: (N,) the place of a token; positions: (N,) position of a token in its own sequence.
     """
 
+    shapes: tuple[tuple[int, int], ...]
     index: Tensor
+    real: Tensor
     inverse: Tensor
     positions: Tensor
 
     @staticmethod
     def of(lengths: list[int], device: torch.device | str = "cpu") -> "Packing":
-        longest = max(lengths)
         size = torch.tensor(lengths)
         start = size.cumsum(0) - size
-        column = torch.arange(longest)
-        real = column < size[:, None]  # (n, L)
-        index = torch.where(real, start[:, None] + column, 0)
-        positions = column.expand_as(real)[real]
-        return Packing(index, real.flatten().nonzero().squeeze(1), positions).to(device)
+        bucket = (size - 1).clamp(min=1).log2().div(0.5).floor().clamp(min=8)  # a factor of sqrt(2) apart, all below 16 in one
+        shapes, index, real = [], [], []
+        for b in bucket.unique():
+            rows = (bucket == b).nonzero().squeeze(1)
+            column = torch.arange(int(size[rows].max()))
+            real.append((column < size[rows, None]).flatten())
+            index.append((start[rows, None] + column).flatten().where(real[-1], 0))
+            shapes.append((len(rows), len(column)))
+        where, is_real = torch.cat(index), torch.cat(real)
+        inverse = torch.empty(int(size.sum()), dtype=torch.int64)
+        inverse[where[is_real]] = is_real.nonzero().squeeze(1)
+        positions = torch.arange(len(inverse)) - start.repeat_interleave(size)
+        return Packing(tuple(shapes), where, is_real, inverse, positions).to(device)
 
     def to(self, device: torch.device | str) -> "Packing":
-        return Packing(self.index.to(device), self.inverse.to(device), self.positions.to(device))
+        tensors = (t.to(device) for t in (self.index, self.real, self.inverse, self.positions))
+        return Packing(self.shapes, *tensors)
+
+    def unpack(self, x: Tensor) -> list[Tensor]:
+        """(1, N, ...) -> a (n, L, ...) for each bucket."""
+        places = Unpack.apply(x[0], self.index, self.inverse)
+        parts = places.split([n * length for n, length in self.shapes])  # type: ignore[union-attr]
+        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def repack(self, parts: list[Tensor]) -> Tensor:
+        """The way back, (1, N, ...)."""
+        return Repack.apply(torch.cat([p.flatten(0, 1) for p in parts]), self.index, self.real, self.inverse)[None]  # type: ignore[index]
+
+    def masks(self) -> list[Tensor]:
+        """(n, L) for each bucket: which places are not padding."""
+        parts = self.real.split([n * length for n, length in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+class Unpack(torch.autograd.Function):
+    """Tokens to places. Nothing reads the padding, so backward is a gather too."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(inverse)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        return grad[ctx.saved_tensors[0]], None, None
+
+
+class Repack(torch.autograd.Function):
+    """Places to tokens; padding gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, real: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(index, real)
+        return x[inverse]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        index, real = ctx.saved_tensors
+        return grad[index].masked_fill_(~real.view(-1, *[1] * (grad.ndim - 1)), 0), None, None, None
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple[Tensor, Tensor]:

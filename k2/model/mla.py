@@ -67,21 +67,21 @@ class MLA(nn.Module):
         k_nope, v = kv.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
         q = torch.cat([q_nope, q_rope], dim=-1)
         k = torch.cat([k_nope, k_rope[..., None, :].expand(*k_nope.shape[:-1], -1)], dim=-1)
-        real = None
-        if packing is not None:  # (1, N, H, D) -> (n, L, H, D)
-            q, k, v = (t.squeeze(0)[packing.index] for t in (q, k, v))
-            real = torch.zeros(packing.index.numel(), dtype=torch.bool, device=q.device)
-            real[packing.inverse] = True
-            real = real.view(packing.index.shape)
+        if packing is None:
+            out = self.attend(q, k, v)
+        else:
+            buckets = zip(packing.unpack(q), packing.unpack(k), packing.unpack(v), packing.masks(), strict=True)
+            out = packing.repack([self.attend(*bucket) for bucket in buckets])
+        return self.o_proj(out)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
+        """(B, T, H, D) and values (B, T, H, V) -> (B, T, H * V); keeps the heads' maximum logits if they are collected."""
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         out, lse = flash(q, k, v, self.scale)
         if self.max_logit is not None:
             maxima = max_logit(q.detach(), k.detach(), lse.detach(), self.scale, real, self.exact_above)
             self.max_logit = torch.maximum(self.max_logit, maxima)
-        out = out.transpose(1, 2).flatten(2)  # (B, T, H * V)
-        if packing is not None:
-            out = out.flatten(0, 1)[packing.inverse][None]
-        return self.o_proj(out)
+        return out.transpose(1, 2).flatten(2)
 
     def decode(self, x_BTC: Tensor, cos: Tensor, sin: Tensor, cache: "Latents", at_B: Tensor, visible_BS: Tensor) -> Tensor:
         """Absorbed form for one new token a row (T = 1): W_kc moves to the query and W_v behind the softmax, so that attention runs on the
