@@ -25,28 +25,36 @@ T = TypeVar("T")
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
     """A temporary sibling of `path` (file or folder, yours to create) that is flushed and renamed to it when the block succeeds."""
-    partial = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove(partial)
+    partial, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove(partial)
         yield partial
         if partial.is_dir():
             seal(partial)
         else:
             _flush(partial)
-        remove(path)
+        if path.is_dir():  # a folder cannot be replaced in one step: at no moment is half of it there
+            remove(old)
+            os.replace(path, old)
         os.replace(partial, path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if disk_is_full(error):
             raise K2Error(f"{path}: the disk is full; free some space and run again (nothing half-written is left)") from error
         raise
     finally:
         remove(partial)
+        remove(old)
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether this is ENOSPC or a quota, also where a library wraps it in an error of its own (safetensors does)."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
 def seal(folder: Path) -> None:
     """Write manifest.json, the size and SHA-256 of each file, last."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
     entries = {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in files}
     for p in files:
         _flush(p)
@@ -61,7 +69,7 @@ def verify(folder: Path) -> Path:
         entries = json.loads((folder / MANIFEST).read_text())["files"]
     except FileNotFoundError:
         raise K2Error(f"{folder}: not a finished output ({MANIFEST} is missing); run the stage that makes it again") from None
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError):
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
         raise K2Error(f"{folder / MANIFEST}: not readable; delete {folder} and run the stage that makes it again") from None
     for name, entry in entries.items():
         path = folder / name

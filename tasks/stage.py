@@ -9,11 +9,9 @@ Paths and params stand in dvc.yaml alone: a task asks for them by their last nam
 stage does not declare fails, so that a forgotten dependency is impossible.
 """
 
-import errno
 import hashlib
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -31,6 +29,7 @@ from k2.config import ExecutionConfig, Params, load_params
 from k2.errors import ConfigError, K2Error
 
 RESUME = Path(".k2/resume")
+TERMINATED = 128 + signal.SIGTERM  # exit code of a stage that was cancelled
 MADE = ("outs", "metrics", "plots")  # what a stage makes, by its kinds in dvc.yaml
 
 
@@ -132,11 +131,13 @@ class Stage:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        status = {None: "FINISHED", SystemExit: "KILLED", KeyboardInterrupt: "KILLED"}.get(error[0], "FAILED")
+        killed = isinstance(error[1], KeyboardInterrupt) or getattr(error[1], "code", None) == TERMINATED
+        status = "FINISHED" if error[0] is None else "KILLED" if killed else "FAILED"
         try:
             self._open.__exit__(*error)
             if error[0] is None:
-                storage.remove(self.resume_folder)
+                with suppress(K2Error):  # an input that was declared but neither read nor there
+                    storage.remove(self.resume_folder)
                 self._track_metrics()
             elif error[1] is not None:
                 self.tracker.tag({"error": str(error[1])[:500]})
@@ -191,7 +192,7 @@ def git_commit(root: Path = Path()) -> str:
 
 def run(name: str, main: Callable[[Stage], None]) -> None:
     """Run a stage's `main` as a process: user errors are one line on stderr and an exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cancelled: leave by the same doors as an error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # cancelled: leave by the same doors as an error
     try:
         with Stage(name) as stage:
             main(stage)
@@ -206,8 +207,9 @@ def run(name: str, main: Callable[[Stage], None]) -> None:
             raise
         print(f"{name}: the package of `{error.name}` is not installed; run `make setup`", file=sys.stderr)
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not storage.disk_is_full(error):
             raise
-        print(f"{name}: {error.filename or os.getcwd()}: the disk is full; free some space and run again", file=sys.stderr)
+        place = getattr(error, "filename", None) or Path.cwd()
+        print(f"{name}: {place}: the disk is full; free some space and run again", file=sys.stderr)
         sys.exit(1)

@@ -160,7 +160,7 @@ def test_however_the_flow_ends_no_process_is_left_within_ten_seconds(
         assert time.monotonic() < until, "a process is left"
         time.sleep(0.1)
     output, _ = flow.communicate(timeout=30)
-    assert flow.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], output
+    assert flow.returncode == {int(signal.SIGINT): 130, int(signal.SIGTERM): 143, int(signal.SIGKILL): -9}[number], output
     assert "Traceback" not in output
     project.write(**{"sleep.py": SLEEPER.replace("time.sleep(600)\nrun", "(stage.out('documents') / 'x').write_text('')\nrun")})
     project.edit("sleep.py", "    child = subprocess.Popen", "    child = None and subprocess.Popen")

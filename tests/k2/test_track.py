@@ -42,7 +42,7 @@ def runs(uri: str, experiment: str = "k2flow") -> dict[str, Any]:
 
     client = mlflow.MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
-    return {} if found is None else {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+    return {} if found is None else {str(run.info.run_name): run for run in client.search_runs([found.experiment_id])}
 
 
 def history(uri: str, run: Any, metric: str) -> list[tuple[int, float]]:
