@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from k2.agentic.catalogue import openai
 from k2.agentic.simulator import RealCalls, Simulator, State
 
 Tool = dict[str, Any]
@@ -29,6 +30,7 @@ PROMPTS = ["You run {application}.", "You help with {application}.", "Tools for 
 
 # complexity: its share of the tasks
 LEVELS = {"simple": 0.35, "parallel": 0.15, "chain": 0.2, "clarify": 0.12, "no_tool": 0.08, "out_of_scope": 0.1}
+DECLARED_CHARACTERS = 450  # of an agent's tool declarations, about 180 tokens: they stand in every dialogue
 EDGE_RATE = 0.12  # of requests that ask for what is not there, or for too much
 GREETING, WELCOME, NO_TOOL = "Hello! How can I help?", "You are welcome.", "Sorry, I have no tool for that."
 
@@ -112,12 +114,17 @@ class TaskMaker:
         return task
 
     def _toolset(self, rng: random.Random, agent: tuple[str, str, str], level: str) -> list[Tool]:
-        pool = self.agents[agent]
-        count = min(len(pool), rng.choice([1, 2, 2, 3]))
-        chosen = rng.sample(pool, count)
-        if level == "clarify" and not any(omissible(tool) for tool in chosen):
-            chosen[0] = rng.choice([tool for tool in pool if omissible(tool) and tool not in chosen])
-        return chosen
+        """One to three tools of the agent's pool, as many as the declaration's budget allows."""
+        pool = rng.sample(self.agents[agent], len(self.agents[agent]))
+        if level == "clarify":
+            pool.sort(key=lambda tool: not omissible(tool))  # one that can be asked for by halves comes first
+        chosen, room = [], DECLARED_CHARACTERS
+        for tool in pool[: rng.choice([1, 2, 3])]:
+            room -= len(json.dumps(openai(tool), separators=(",", ":")))
+            if chosen and room < 0:
+                break
+            chosen.append(tool)
+        return rng.sample(chosen, len(chosen))
 
     def _turns(self, rng: random.Random, task: Task, agent: tuple[str, str, str], world: Simulator) -> list[Turn]:
         style, hello, thanks = PERSONAS[task.persona]
@@ -169,7 +176,7 @@ def run(request: Request, world: Simulator) -> str:
 def conflict(first: Request, second: Request) -> bool:
     """Whether two calls write the same entry, so that they must not go side by side."""
     semantics = first.tool["semantics"]
-    key = semantics.get("key") or next(iter(semantics.get("values", {})), None)
+    key = semantics.get("key") or next(iter(semantics.get("values", {})), "")
     writes = semantics.get("verb") not in (None, "read", "list") or first.tool["name"].startswith(("put_", "drop_"))
     return writes and first.arguments.get(key) == second.arguments.get(key)
 

@@ -14,7 +14,7 @@ TIMEOUT = 300.0  # seconds of one request
 
 
 class EndpointModel:
-    """`concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint refuses (its key,
+    """`concurrency` requests at a time. Lost connections, timeouts, 429 and 5xx are tried again; what the endpoint refuses (key,
     model, request) is not. The key is never shown.
     """
 
