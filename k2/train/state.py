@@ -1,6 +1,7 @@
 """Resume states of a training stage: whole or absent, the newest first, in a folder of exactly this computation (see tasks/stage.py)."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ def save_state(folder: Path, step: int, tensors: dict[str, Tensor], extra: dict[
 
 
 def load_state(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
-    """The newest whole state: (step, tensors, extra), or None. A damaged one is passed over with a word on stderr."""
+    """The newest whole state: (step, tensors, extra), or None. A damaged one is deleted with a word on stderr: left there, it would
+    count among the newest and displace the states that are saved after it."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
             storage.verify(path)
         except K2Error as error:
-            print(f"passing over a damaged resume state: {error}")
+            print(f"passing over a damaged resume state: {error}", file=sys.stderr)
+            storage.remove(path)
             continue
         extra = json.loads((path / "extra.json").read_text())
         return extra.pop("step"), load_file(path / "state.safetensors"), extra
