@@ -54,11 +54,11 @@ def summary(rows: Rows) -> dict[str, float]:
     values = {"held_out_rise": after["rl/held_out"] - before["rl/held_out"]}
     for when, row in (("after", after), ("before", before)):
         values |= {key.replace("rl/held_out", f"held_out_{when}"): row[key] for key in row if key.startswith("rl/held_out")}
-    steps = rows[1:]
+    steps = rows[1:]  # none, when every answer was right from the start
     return values | {
-        "logprob_gap": max(row["rl/logprob_gap"] for row in steps),
+        "logprob_gap": max((row["rl/logprob_gap"] for row in steps), default=0.0),
         "dead_groups": sum(row["rl/dead_groups"] for row in steps),
-        "sync_seconds": sum(row["rl/sync_seconds"] for row in steps) / len(steps),
+        "sync_seconds": sum(row["rl/sync_seconds"] for row in steps) / max(1, len(steps)),
     }
 
 

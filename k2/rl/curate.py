@@ -10,7 +10,7 @@ from k2.tokenizer.chat import ChatTokenizer
 
 
 def curate(engine: Engine, tokenizer: ChatTokenizer, gym: GymConfig, config: CurateConfig) -> tuple[list[Task], list[Task]]:
-    """(kept, dropped) tasks, each with its `pass_rate`. K2Error when a domain keeps none: RL would have nothing to learn there."""
+    """(kept, dropped) tasks, each with its `pass_rate`. K2Error when none is kept: RL would have nothing to learn."""
     kept: list[Task] = []
     dropped: list[Task] = []
     with bar("curate", len(gym.domains) * config.prompts_per_domain, "prompt") as progress:

@@ -46,6 +46,10 @@ class RL:
                 row = self._iteration(step, self._prompts(prompts, step), ptx)
                 if row is None:
                     print(f"{run.name}: every answer is right after {step} steps; nothing is left to learn from these prompts")
+                    if "rl/held_out" not in rows[-1]:
+                        measured = self.held_out()
+                        rows[-1] |= measured
+                        run.log(step, measured)
                     break
                 if (step + 1) % config.held_out_every == 0 or step + 1 == config.steps:
                     row |= self.held_out()

@@ -86,11 +86,15 @@ def test_assistant_words_and_their_end_are_what_is_trained():
     tokenizer = bpe.train(["hello there, how are you? fine and you"] * 3, 400)
     chat = ChatTokenizer(tokenizer)
     messages = [
-        {"role": "system", "content": "be kind"}, {"role": "user", "content": "how are you"}, {"role": "assistant", "content": "fine"},
-        {"role": "user", "content": "and there"}, {"role": "assistant", "content": "hello there"},
-    ]  # fmt: skip
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "how are you"},
+        {"role": "assistant", "content": "fine"},
+        {"role": "user", "content": "and there"},
+        {"role": "assistant", "content": "hello there"},
+    ]
     (batch,) = DialogueBatches([chat.encode_chat(messages)], 256, 1, 256, seed=0).step(0)
-    assert tokenizer.decode(batch.targets[batch.weights > 0].tolist(), skip_special_tokens=False) == "fine<|im_end|>hello there<|im_end|>"
+    trained = tokenizer.decode(batch.targets[batch.weights > 0].tolist(), skip_special_tokens=False)
+    assert trained == "fine<|im_end|>hello there<|im_end|>"
 
 
 def test_dialogues_too_long_are_cut_and_those_without_words_left_out():
