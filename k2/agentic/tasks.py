@@ -207,7 +207,8 @@ def make_request(tool: Tool, state: State, rng: random.Random, edge: bool | None
         return Request(tool, {}, f"list every {shown}")
     edge = rng.random() < EDGE_RATE if edge is None else edge
     there, absent = sorted(entries), [name for name in semantics["keys"] if name not in entries]
-    too_much = edge and verb in JOIN and rng.random() < 0.5  # the edge lies in a value, not in the name
+    bounded = verb in JOIN and any("maximum" in semantics["fields"][used] for used in uses)
+    too_much = edge and bounded and rng.random() < 0.5  # the edge lies in a value, not in the name
     wanted, other = (absent, there) if (verb == "create") != (edge and not too_much) else (there, absent)
     name = rng.choice(wanted or other)
     arguments = {semantics["key"]: name}
