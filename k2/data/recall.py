@@ -1,11 +1,11 @@
-"""Documents that can only be continued by recalling what stood far back: they teach and test long context.
+"""Documents that can only be continued by recalling a word that stood far back: they teach and test long context.
 
-    ...filler... The secret number of amber is 4821. ...filler... The secret number of river is 77. ...filler...
-    The secret number of river is 77. The secret number of amber is 4821.
+    ...filler... The secret word is amber. ...filler... The secret word is amber. ...filler... The secret word is amber.
 
-The needle test of the evaluation has the same form: one fact at a chosen depth, asked for in the last line. Everything is built of
-separately encoded pieces, so that the fact and the question have the same tokens, whatever the tokenizer. (Not in the report, whose
-long-context data are not public; the form follows the needle-in-a-haystack test and RULER, arXiv 2404.06654.)
+A document keeps one word; its first sentence is the fact, every later one a question with its answer. The needle test of the
+evaluation has the same form: the fact at a chosen depth, asked for in the last line. Everything is built of separately encoded
+pieces, so that fact and question have the same tokens, whatever the tokenizer. (Not in the report, whose long-context data are not
+public; the form follows the needle-in-a-haystack test and RULER, arXiv 2404.06654.)
 """
 
 import random
@@ -13,14 +13,11 @@ from collections.abc import Callable, Sequence
 
 Encode = Callable[[str], list[int]]
 
-DIGITS = 4
+QUESTION = "\nThe secret word is"
+TOKENS_A_QUESTION = 20  # a question about this often in training documents: the rarer, the slower is recall learnt
 WORDS = (
-    "amber anchor apple arrow autumn basket bell birch bridge bronze butter candle canyon castle cedar chalk cherry circle cloud "
-    "clover coffee copper coral cotton crystal desert diamond dragon eagle ember engine falcon feather field flute forest fountain "
-    "garden ginger glacier granite hammer harbor hazel honey island ivory jacket jasmine jungle kettle ladder lantern lemon lily "
-    "marble meadow mirror mountain nectar needle ocean olive orange orchid owl palace paper pearl pepper pine planet pocket quartz "
-    "rabbit raven ribbon river rocket saddle salmon silver spider spring stone summer temple thunder tiger tower tulip tunnel "
-    "valley velvet violet walnut whale willow window winter wolf zebra"
+    "amber basalt cedar dahlia ember falcon garnet hazel indigo jasper kestrel lotus maple nectar opal pepper quartz raven saffron "
+    "topaz umber velvet walnut xenon yarrow zinnia"
 ).split()
 NOISE = (
     " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
@@ -31,40 +28,34 @@ NOISE = (
 
 
 def recall_document(rng: random.Random, encode: Encode, n_tokens: int, filler: Sequence[int] | None = None) -> list[int]:
-    """A training document of exactly n_tokens: facts at random places, then a question with its answer for each, in random order.
+    """A training document of exactly n_tokens: the same fact at random places, first told, then asked for.
 
-    `filler` is a stretch of corpus tokens to hide the facts in, as long as it likes; None takes sentences of NOISE.
+    `filler` is a stretch of corpus tokens to hide it in, as long as it likes; None takes sentences of NOISE.
     """
-    most = max(1, min(len(WORDS), n_tokens // 40))
-    facts = _facts(rng, encode, rng.randint(1, most))
-    questions = rng.sample(facts, len(facts))
-    while sum(map(len, facts)) + sum(map(len, questions)) > n_tokens:  # a very short row or a very coarse tokenizer
-        questions.pop()
-        if not questions:
-            return (facts[0] * (n_tokens // len(facts[0]) + 1))[:n_tokens]
-        facts = [fact for fact in facts if fact in questions]
-    room = n_tokens - sum(map(len, facts)) - sum(map(len, questions))
+    fact = _fact(encode, rng.choice(WORDS))
+    count = max(2, n_tokens // TOKENS_A_QUESTION)
+    while count > 1 and count * len(fact) > n_tokens:  # a very short row or a very coarse tokenizer
+        count -= 1
+    room = n_tokens - count * len(fact)
+    if room < 0:
+        return fact[:n_tokens]
     body = _filler(rng, encode, room, filler)
-    cuts = [0, *sorted(rng.randint(0, room) for _ in facts), room]
+    cuts = [0, *sorted(rng.randint(0, room) for _ in range(count)), room]
     ids: list[int] = []
-    for i, fact in enumerate(facts):
-        ids += body[cuts[i] : cuts[i + 1]] + fact
-    ids += body[cuts[-2] :]
-    for question in questions:
-        ids += question
-    return ids
+    for start, stop in zip(cuts[:-2], cuts[1:-1], strict=True):
+        ids += body[start:stop] + fact
+    return ids + body[cuts[-2] :]
 
 
 def needle_document(
     rng: random.Random, encode: Encode, n_tokens: int, depth: float, filler: Sequence[int] | None = None
 ) -> tuple[list[int], int, int]:
-    """A test document of exactly n_tokens with one fact at `depth` (0 the beginning, 1 the end), asked for at its end.
+    """A test document of exactly n_tokens with the fact at `depth` (0 the beginning, 1 the end), asked for at its end.
 
-    Returns the tokens and where the answer begins and how long it is: ids[start : start + length] are the digits, the last tokens.
+    Returns the tokens and where the answer begins and how long it is: ids[start : start + length] are the word, the last tokens.
     """
-    word, number = rng.choice(WORDS), _number(rng)
-    ask, answer = _ask(encode, word), encode(number)
-    fact = ask + answer + encode(".\n")
+    word = rng.choice(WORDS)
+    fact, ask, answer = _fact(encode, word), encode(QUESTION), encode(f" {word}")
     room = n_tokens - len(fact) - len(ask) - len(answer)
     if room < 0:
         raise ValueError(f"n_tokens {n_tokens} is too short for a needle; it takes {n_tokens - room}")
@@ -73,16 +64,8 @@ def needle_document(
     return body[:place] + fact + body[place:] + ask + answer, n_tokens - len(answer), len(answer)
 
 
-def _facts(rng: random.Random, encode: Encode, count: int) -> list[list[int]]:
-    return [_ask(encode, word) + encode(_number(rng)) + encode(".\n") for word in rng.sample(WORDS, count)]
-
-
-def _ask(encode: Encode, word: str) -> list[int]:
-    return encode(f"\nThe secret number of {word} is ")
-
-
-def _number(rng: random.Random) -> str:
-    return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
+def _fact(encode: Encode, word: str) -> list[int]:
+    return encode(QUESTION) + encode(f" {word}") + encode(".\n")
 
 
 def _filler(rng: random.Random, encode: Encode, count: int, filler: Sequence[int] | None) -> list[int]:
