@@ -30,7 +30,7 @@ PROMPTS = ["You run {application}.", "You help with {application}.", "Tools for 
 
 # complexity: its share of the tasks
 LEVELS = {"simple": 0.35, "parallel": 0.15, "chain": 0.2, "clarify": 0.12, "no_tool": 0.08, "out_of_scope": 0.1}
-DECLARED_CHARACTERS = 450  # of an agent's tool declarations, about 180 tokens: they stand in every dialogue
+DECLARED_CHARACTERS = 480  # of an agent's tool declarations, about 190 tokens: they stand in every dialogue
 EDGE_RATE = 0.12  # of requests that ask for what is not there, or for too much
 GREETING, WELCOME, NO_TOOL = "Hello! How can I help?", "You are welcome.", "Sorry, I have no tool for that."
 
