@@ -76,13 +76,13 @@ class Children:
 
 def _stream(source: int, on_output: Chunk) -> None:
     """Cut a stream at line ends and carriage returns."""
-    decoder, held = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    decoder, held, bar = codecs.getincrementaldecoder("utf-8")("replace"), "", False
     while data := os.read(source, 65536):
         held += decoder.decode(data).replace("\r\n", "\n")
         while (cut := min((i for i in (held.find("\n"), held.find("\r")) if i >= 0), default=-1)) >= 0:
             on_output(held[:cut], held[cut] == "\n")
-            held = held[cut + 1 :]
-        if held:  # tqdm writes "\r" first, then the bar
+            held, bar = held[cut + 1 :], held[cut] == "\r"
+        if held and bar:  # tqdm writes "\r" first, then the bar
             on_output(held, False)
     if held:
         on_output(held, True)

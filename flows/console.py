@@ -41,7 +41,7 @@ class Console:
         text = text.strip("\r\n")
         if whole:
             self.clear(stage)
-            self.line(f"{stage:>12} | {text}" if not text.lstrip().startswith(f"{stage}:") else text)
+            self.line(_labelled(stage, text))
         elif self._moving:
             with self._lock:
                 self._bar = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}"
@@ -49,7 +49,7 @@ class Console:
                 sys.stderr.flush()
         elif text.strip() and time.monotonic() - self._last.setdefault(stage, time.monotonic()) > BAR_SECONDS:
             self._last[stage] = time.monotonic()
-            self.line(f"{stage:>12} | {text.strip()}")
+            self.line(_labelled(stage, text))
 
     def clear(self, stage: str) -> None:
         """The stage's bar has gone."""
@@ -91,3 +91,8 @@ class Console:
         else:
             sys.stdout.write("\n" + captured.get())
             sys.stdout.flush()
+
+
+def _labelled(stage: str, text: str) -> str:
+    """The stage's name before its line, unless the line (a bar, an error) begins with it."""
+    return text if text.lstrip().startswith(f"{stage}:") else f"{stage:>12} | {text}"

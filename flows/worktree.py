@@ -34,7 +34,7 @@ def resolve_params(root: Path, preset: str | None, overrides: dict[str, Any]) ->
 def run_name(preset: str | None, overrides: dict[str, Any]) -> str:
     """A readable name from what differs: `micro-sft.optim.lr-0.001`."""
     parts = ([preset] if preset else []) + [f"{key}-{value}" for key, value in overrides.items()]
-    return re.sub(r"\.{2,}", ".", re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))).strip("-.")[:80]
+    return re.sub(r"([.-])[.-]+", r"\1", re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)))[:80].strip("-.")
 
 
 @contextlib.contextmanager
@@ -87,9 +87,10 @@ def _share(root: Path, path: Path) -> None:
         shutil.copy2(local, path / ".dvc/config.local")
     with Config(str(path / ".dvc")).edit("local") as config:
         config["cache"]["dir"] = str(cache)  # pyright: ignore
-    (root / ".k2/resume").mkdir(parents=True, exist_ok=True)
     (path / ".k2").mkdir()
-    (path / ".k2/resume").symlink_to((root / ".k2/resume").resolve())
+    for shared in ("resume", "llm"):  # states of killed stages, unpacked language models
+        (root / ".k2" / shared).mkdir(parents=True, exist_ok=True)
+        (path / ".k2" / shared).symlink_to((root / ".k2" / shared).resolve())
     (path / ".k2/process").write_text(str(os.getpid()))
 
 

@@ -63,8 +63,8 @@ class Project:
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
         """Run in the background, in a process group of its own."""
         return subprocess.Popen(
-            command, cwd=self.root, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            text=True, start_new_session=True,
+            command, cwd=self.root, env=os.environ | env, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     def pipeline(self, *arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
@@ -93,6 +93,24 @@ def make_project(tmp_path: Path) -> Callable[..., Project]:
         return project
 
     return make
+
+
+@pytest.fixture
+def copy_tree() -> Callable[[Path], Project]:
+    """`copy_tree(folder)`: the working tree as it is, uncommitted changes too, as a repository of one commit."""
+
+    def copy(folder: Path) -> Project:
+        listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True)
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+        project = Project(folder)
+        project.run("git", "init", "-q", "-b", "main")
+        project.commit("first")
+        return project
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+import mlflow
 import psutil
 import pytest
 
@@ -59,19 +62,49 @@ def statuses(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+) +[\d.-]+ +(run|cached|failed|skipped)\b", text, re.MULTILINE))
 
 
+def cpu_seconds() -> float:
+    """Of all processes started here that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def tracked(project: Any) -> list[dict[str, Any]]:
+    """What MLflow knows, the newest run first."""
+    client = mlflow.MlflowClient(f"sqlite:///{project.root}/mlflow.db")
+    found = client.get_experiment_by_name("k2flow")
+    assert found is not None
+    return [
+        {
+            "id": run.info.run_id, "name": run.info.run_name, "status": run.info.status, "tags": run.data.tags,
+            "parent": run.data.tags.get("mlflow.parentRunId"), "commit": run.data.tags.get("mlflow.source.git.commit"),
+            "metrics": run.data.metrics,
+            "inputs": sorted(i.dataset.name for i in (run.inputs.dataset_inputs if run.inputs else [])),
+        }
+        for run in client.search_runs([found.experiment_id], order_by=["attributes.start_time DESC"])
+    ]  # fmt: skip
+
+
 def test_both_front_doors_do_the_same_work(make_project: Callable):
     """After the flow DVC finds nothing to do, after DVC the flow; the cached run says so and is fast; only what changed runs."""
     project = make_project(CHAIN, **{"stage.py": STAGE})
-    first = project.pipeline()  # with the temporary server: its very first start
+    first = project.pipeline(K2_TRACKING="on")  # with the temporary server: its very first start
     assert statuses(first.stdout) == dict.fromkeys(["corpus", "tools", "sft", "rl"], "run")
     assert "loss 0.5" in first.stdout and "it/s" in first.stderr
     assert "up to date" in project.run("dvc", "status").stdout
 
-    started = time.monotonic()
-    second = project.pipeline()
+    before = cpu_seconds()  # not the clock: this machine may be busy with other things
+    second = project.pipeline(K2_TRACKING="on")
     assert statuses(second.stdout) == dict.fromkeys(["corpus", "tools", "sft", "rl"], "cached")
     assert "everything is up to date" in second.stdout
-    assert time.monotonic() - started < 15
+    assert cpu_seconds() - before < 15
+    runs = tracked(project)
+    parents = [run for run in runs if run["name"] == "pipeline"]
+    assert {run["name"] for run in runs if run["parent"] == parents[1]["id"]} == {"corpus", "tools", "sft", "rl"}
+    assert {run["status"] for run in runs} == {"FINISHED"}
+    sft = next(run for run in runs if run["name"] == "sft")
+    assert parents[0]["tags"]["cached.sft"] == sft["id"]  # the cached run points at what made it
+    assert sft["tags"]["stage"] == "sft" and {"dvc.data/documents", "dvc.data/tools"} <= set(sft["tags"]) and sft["commit"]
+    assert sft["metrics"]["final/loss"] == 0.5 and sft["inputs"] == ["data/documents", "data/tools"]
 
     project.edit("params.yaml", "rl:\n  steps: ", "rl:\n  steps: 1")
     project.run("dvc", "repro")
@@ -147,9 +180,10 @@ def test_however_the_flow_ends_no_process_is_left_within_ten_seconds(
 ):
     """Ctrl-C, a scheduler's SIGTERM and kill -9: the stage, what it started and DVC are gone, the next run is not locked out."""
     project = make_project(SLEEP, **{"sleep.py": SLEEPER})
-    flow = project.start(sys.executable, "-m", "flows.pipeline", PREFECT_API_URL=prefect_api)
+    track = "on" if number == signal.SIGTERM else "off"
+    flow = project.start(sys.executable, "-m", "flows.pipeline", PREFECT_API_URL=prefect_api, K2_TRACKING=track)
     end_group(flow)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 90
     while not (project.root / "pids").exists() or not (project.root / "pids").read_text().endswith(" "):
         assert time.monotonic() < until and flow.poll() is None, flow.communicate()[0]
         time.sleep(0.1)
@@ -162,6 +196,8 @@ def test_however_the_flow_ends_no_process_is_left_within_ten_seconds(
     output, _ = flow.communicate(timeout=30)
     assert flow.returncode == {int(signal.SIGINT): 130, int(signal.SIGTERM): 143, int(signal.SIGKILL): -9}[number], output
     assert "Traceback" not in output
+    if number == signal.SIGTERM:
+        assert {run["name"]: run["status"] for run in tracked(project)} == {"pipeline": "KILLED", "corpus": "KILLED"}
     project.write(**{"sleep.py": SLEEPER.replace("time.sleep(600)\nrun", "(stage.out('documents') / 'x').write_text('')\nrun")})
     project.edit("sleep.py", "    child = subprocess.Popen", "    child = None and subprocess.Popen")
     project.edit("sleep.py", "{child.pid}", "")
