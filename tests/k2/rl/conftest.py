@@ -70,7 +70,7 @@ def make_rl(make_model: Callable[..., Transformer], chat: ChatTokenizer) -> Call
         sender, transport = CheckpointEngine(), LocalTransport(Receiver(engine))
         gym = GymConfig(domains={}, max_new_tokens={"bandit": 1}, held_out_seed=1000)
         loop = RL(trainer, engine, chat, gym, config, lambda v: sender.push(model.state_dict().items(), [transport], v))
-        loop.domains = {"bandit": Bandit(right)}
+        loop.domains["bandit"] = Bandit(right)
         ptx = DialogueBatches([chat.encode_chat(Bandit(right).solution({"prompt": "say it"}))], 64, 64, 64, seed=0)
         return loop, ptx
 

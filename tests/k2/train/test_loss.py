@@ -19,15 +19,15 @@ def drawn(N):
 def test_equals_torch_on_the_full_logits(N):
     """Value and both gradients are those of cross_entropy on all logits at once, whether or not the chunks come out even."""
     x, w, targets, weights = drawn(N)
-    found, expected = ([t.clone().requires_grad_() for t in (x, w)] for _ in range(2))
-    loss = linear_cross_entropy(*found, targets, weights)
-    reference = (F.cross_entropy(expected[0] @ expected[1].T, targets, reduction="none") * weights).sum()
+    x1, w1, x2, w2 = (t.clone().requires_grad_() for t in (x, w, x, w))
+    loss = linear_cross_entropy(x1, w1, targets, weights)
+    reference = (F.cross_entropy(x2 @ w2.T, targets, reduction="none") * weights).sum()
     torch.testing.assert_close(loss, reference, rtol=1e-5, atol=1e-6)
     (0.3 * loss).backward()  # an incoming gradient other than 1
     (0.3 * reference).backward()
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
-    assert not found[0].grad[weights == 0].any()
+    torch.testing.assert_close(x1.grad, x2.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(w1.grad, w2.grad, rtol=1e-4, atol=1e-5)
+    assert x1.grad is not None and not x1.grad[weights == 0].any()
 
 
 def test_without_gradient_it_is_the_same_number():
