@@ -83,9 +83,17 @@ class RL:
         return extra["rows"], step
 
     def _prompts(self, prompts: list[Task], step: int) -> list[Task]:
-        wanted = range(step * self.config.prompts_per_step, (step + 1) * self.config.prompts_per_step)
-        order = {e: np.random.default_rng([self.config.seed, e]).permutation(len(prompts)) for e in {i // len(prompts) for i in wanted}}
-        return [prompts[order[i // len(prompts)][i % len(prompts)]] for i in wanted]
+        """The step's prompts: the domains in turn, each domain's in a new random order every epoch."""
+        by: dict[str, list[Task]] = {}
+        for task in prompts:
+            by.setdefault(task["domain"], []).append(task)
+        domains, chosen = list(by.values()), []
+        for i in range(step * self.config.prompts_per_step, (step + 1) * self.config.prompts_per_step):
+            domain = domains[i % len(domains)]
+            epoch, place = divmod(i // len(domains), len(domain))
+            order = np.random.default_rng([self.config.seed, i % len(domains), epoch]).permutation(len(domain))
+            chosen.append(domain[order[place]])
+        return chosen
 
     def _rollout(self, tasks: list[Task], heat: float, seed: int) -> list[Episode]:
         envs = [self.domains[task["domain"]].env(task) for task in tasks]
