@@ -96,7 +96,7 @@ class MuonClipConfig:
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """The language model that rephrases, plays users and judges."""
+    """The language model that rephrases and, when it is an endpoint, judges dialogues."""
 
     provider: str = knob(
         "`local`: a transformers model in this process; `openai`: an OpenAI-compatible endpoint.", among=("local", "openai")
