@@ -1,8 +1,8 @@
 """Causal attention that also returns each head's maximum logit, exactly and without a T x T tensor.
 
-The kernels return the log-sum-exp of each query row, and max <= lse <= max + ln(keys). So the rows with the largest lse are looked at first;
-as soon as their true maximum is above every other row's lse, it is the head's maximum. Only where that certificate fails are all rows
-looked at. Legend: B batch, H heads, T tokens, D = qk_head_dim, V = v_head_dim.
+The kernels return the log-sum-exp of each query row, and max <= lse <= max + ln(keys). So the rows with the largest lse are looked
+at first; as soon as their true maximum is above every other row's lse, it is the head's maximum. Only where that certificate fails
+are all rows looked at. Legend: B batch, H heads, T tokens, D = qk_head_dim, V = v_head_dim.
 """
 
 import math
@@ -60,7 +60,8 @@ class Packing:
 
     def repack(self, parts: list[Tensor]) -> Tensor:
         """The way back, (1, N, ...)."""
-        return Repack.apply(torch.cat([p.flatten(0, 1) for p in parts]), self.index, self.real, self.inverse)[None]  # type: ignore[index]
+        flat = torch.cat([p.flatten(0, 1) for p in parts])
+        return Repack.apply(flat, self.index, self.real, self.inverse)[None]  # type: ignore[index]
 
     def masks(self) -> list[Tensor]:
         """(n, L) for each bucket: which places are not padding."""
@@ -96,7 +97,8 @@ class Repack(torch.autograd.Function):
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Causal attention: output (B, H, T, V) and the log-sum-exp of the scaled logits (B, H, T), float32. Differentiable in the output."""
+    """Causal attention: output (B, H, T, V) and the log-sum-exp of the scaled logits (B, H, T), float32. Differentiable in the
+    output."""
     if q_BHTD.device.type == "cpu":  # the CPU kernel wants one head size
         missing = q_BHTD.shape[-1] - v_BHTV.shape[-1]
         if missing < 0:
@@ -105,7 +107,9 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple
             q_BHTD, k_BHTD, F.pad(v_BHTV, (0, max(missing, 0))), 0.0, True, scale=scale
         )
         return out[..., : v_BHTV.shape[-1]], lse
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q_BHTD, k_BHTD, v_BHTV, None, True, 0.0, True, scale=scale)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_BHTD, k_BHTD, v_BHTV, None, True, 0.0, True, scale=scale
+    )
     return out, lse[..., : q_BHTD.shape[2]]
 
 
@@ -113,9 +117,11 @@ def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple
 def max_logit(
     q_BHTD: Tensor, k_BHTD: Tensor, lse_BHT: Tensor, scale: float, real_BT: Tensor | None = None, exact_above: float = -math.inf
 ) -> Tensor:
-    """(H,) the signed maximum of scale * q_i . k_j over j <= i and over the batch, float32. `real_BT` marks rows that are not padding.
+    """(H,) the signed maximum of scale * q_i . k_j over j <= i and over the batch, float32. `real_BT` marks rows that are not
+    padding.
 
-    Exact wherever it may lie above `exact_above` (QK-Clip's tau); below that, a head without a certificate reports the best row looked at.
+    Exact wherever it may lie above `exact_above` (QK-Clip's tau); below that, a head without a certificate reports the best row
+    looked at.
     """
     B, H, T, _ = q_BHTD.shape
     if real_BT is not None:

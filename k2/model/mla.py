@@ -1,6 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, section 2.1), the naive form for training and the absorbed form for decoding side by side.
+"""Multi-head latent attention (DeepSeek-V2, section 2.1), the naive form for training and the absorbed form for decoding side by
+side.
 
-Legend: B batch, T tokens, H heads, C = kv_lora_rank, N = qk_nope_head_dim, R = qk_rope_head_dim, D = N + R, V = v_head_dim, S cached tokens.
+Legend: B batch, T tokens, H heads, C = kv_lora_rank, N = qk_nope_head_dim, R = qk_rope_head_dim, D = N + R, V = v_head_dim,
+S cached tokens.
 """
 
 import torch
@@ -24,7 +26,8 @@ class RMSNorm(nn.Module):
 
 
 class MLA(nn.Module):
-    """Queries, keys and values from low-rank latents; only the key-value latent (C) and one shared rotary key (R) need be cached."""
+    """Queries, keys and values from low-rank latents; only the key-value latent (C) and one shared rotary key (R) need be
+    cached."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -48,7 +51,9 @@ class MLA(nn.Module):
         """(B, T, H, N) and the rotated (B, T, H, R)."""
         config = self.config
         q = self.q_proj(x_BTC) if config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTC)))
-        q_nope, q_rope = q.unflatten(-1, (config.num_attention_heads, -1)).split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        q_nope, q_rope = q.unflatten(-1, (config.num_attention_heads, -1)).split(
+            [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1
+        )
         return q_nope, rope.rotate(q_rope, cos[..., None, :], sin[..., None, :])
 
     def latents(self, x_BTC: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +61,9 @@ class MLA(nn.Module):
         latent, k_rope = self.kv_a_proj_with_mqa(x_BTC).split([self.config.kv_lora_rank, self.config.qk_rope_head_dim], dim=-1)
         return self.kv_a_layernorm(latent), rope.rotate(k_rope, cos, sin)
 
-    def forward(self, x_BTC: Tensor, cos: Tensor, sin: Tensor, packing: Packing | None = None, cache: "Latents | None" = None) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, cos: Tensor, sin: Tensor, packing: Packing | None = None, cache: "Latents | None" = None
+    ) -> Tensor:
         """Naive form: keys and values of all heads are spelled out. With `cache`, its first T slots are filled."""
         config = self.config
         q_nope, q_rope = self.queries(x_BTC, cos, sin)
@@ -84,14 +91,16 @@ class MLA(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def decode(self, x_BTC: Tensor, cos: Tensor, sin: Tensor, cache: "Latents", at_B: Tensor, visible_BS: Tensor) -> Tensor:
-        """Absorbed form for one new token a row (T = 1): W_kc moves to the query and W_v behind the softmax, so that attention runs on the
-        cached latents themselves. at_B: the slot of the new token; visible_BS: the slots it sees, itself included."""
+        """Absorbed form for one new token a row (T = 1): W_kc moves to the query and W_v behind the softmax, so that attention
+        runs on the cached latents themselves. at_B: the slot of the new token; visible_BS: the slots it sees, itself included."""
         config, H = self.config, self.config.num_attention_heads
         q_nope, q_rope = self.queries(x_BTC, cos, sin)
         latent, k_rope = self.latents(x_BTC, cos, sin)
         row = torch.arange(len(at_B), device=at_B.device)
         cache.latent[row, at_B], cache.k_rope[row, at_B] = latent[:, 0], k_rope[:, 0]
-        w_kc, w_v = self.kv_b_proj.weight.view(H, -1, config.kv_lora_rank).split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        w_kc, w_v = self.kv_b_proj.weight.view(H, -1, config.kv_lora_rank).split(
+            [config.qk_nope_head_dim, config.v_head_dim], dim=1
+        )
         S = visible_BS.shape[1]
         c, r = cache.latent[:, :S], cache.k_rope[:, :S]
         q_absorbed = torch.einsum("bhn,hnc->bhc", q_nope[:, 0], w_kc)

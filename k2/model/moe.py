@@ -1,8 +1,10 @@
-"""Mixture of experts: sigmoid router with a selection bias, grouped experts, shared expert (DeepSeek-V3 section 2.1.2, K2 section 2.3).
+"""Mixture of experts: sigmoid router with a selection bias, grouped experts, shared expert (DeepSeek-V3 section 2.1.2, K2 section
+2.3).
 
 Legend: N tokens, E experts, K experts a token, C = hidden_size, F = moe_intermediate_size.
 """
 
+# pyright: reportPrivateImportUsage=false
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,7 +30,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class Router(nn.Module):
-    """Top-k by sigmoid score plus bias; the combine weights use the score alone, normalised and scaled. In float32 whatever the model's dtype."""
+    """Top-k by sigmoid score plus bias; the combine weights use the score alone, normalised and scaled. In float32 whatever the
+    model's dtype."""
 
     e_score_correction_bias: Tensor
 
@@ -51,14 +54,16 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self, rate: float) -> None:
-        """Moonlight's rule (arXiv 2502.16982, appendix C): b += u (sign(e) - mean sign(e)), e = mean load - load: overloaded experts go down."""
+        """Moonlight's rule (arXiv 2502.16982, appendix C): b += u (sign(e) - mean sign(e)), e = mean load - load: overloaded
+        experts go down."""
         if rate and self.load is not None:
             sign = torch.sign(self.load.float().mean() - self.load)
             self.e_score_correction_bias += rate * (sign - sign.mean())
 
 
 class Dispatch(torch.autograd.Function):
-    """Copy each token to its K places in expert order. Backward sums them by a gather, so it needs no atomics and is deterministic."""
+    """Copy each token to its K places in expert order. Backward sums them by a gather, so it needs no atomics and is
+    deterministic."""
 
     @staticmethod
     def forward(ctx, x_NC: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:  # type: ignore[override]
@@ -118,7 +123,9 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = Router(config)
         self.experts = Experts(config)
-        self.shared_experts = MLP(config.hidden_size, config.n_shared_experts * config.moe_intermediate_size) if config.n_shared_experts else None
+        self.shared_experts = (
+            MLP(config.hidden_size, config.n_shared_experts * config.moe_intermediate_size) if config.n_shared_experts else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x_NC = x.flatten(0, -2)

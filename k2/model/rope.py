@@ -12,8 +12,9 @@ from k2.config import ModelConfig
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """(R/2,) radians per token. With YaRN, slow frequencies (fewer than beta_slow rotations over the pre-training context) are divided by
-    `factor`, fast ones (above beta_fast) kept, and a linear ramp lies between. K2 sets both betas to 1: in effect a hard split."""
+    """(R/2,) radians per token. With YaRN, slow frequencies (fewer than beta_slow rotations over the pre-training context) are
+    divided by `factor`, fast ones (above beta_fast) kept, and a linear ramp lies between. K2 sets both betas to 1: in effect a
+    hard split."""
     dim, base, yarn = config.qk_rope_head_dim, config.rope_theta, config.yarn
     inv_freq = base ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if yarn is None:
@@ -58,7 +59,7 @@ def rotation(positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dty
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn interleaved pairs. x: (..., R); cos, sin: broadcastable to (..., R/2). The result is de-interleaved, [first halves, second halves]:
-    the same permutation on queries and keys, so dot products are unchanged."""
+    """Turn interleaved pairs. x: (..., R); cos, sin: broadcastable to (..., R/2). The result is de-interleaved, [first halves,
+    second halves]: the same permutation on queries and keys, so dot products are unchanged."""
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

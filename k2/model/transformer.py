@@ -1,4 +1,5 @@
-"""The whole model, pre-norm: embedding, layers of MLA and MLP or MoE, head. Parameter names are Hugging Face's DeepseekV3ForCausalLM.
+"""The whole model, pre-norm: embedding, layers of MLA and MLP or MoE, head. Parameter names are Hugging Face's
+DeepseekV3ForCausalLM.
 
 Legend: B batch, T tokens, C = hidden_size, V = vocab_size.
 """
@@ -53,7 +54,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> "Transformer":
-        """Normal weights of std initializer_range, norms at 1, from a generator of its own: the same weights for a seed on any device."""
+        """Normal weights of std initializer_range, norms at 1, from a generator of its own: the same weights for a seed on any
+        device."""
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if name.endswith("norm.weight"):
@@ -74,7 +76,8 @@ class Transformer(nn.Module):
         return rope.rotation(positions, self.inv_freq.to(positions.device), self.rotary_scale, self.lm_head.weight.dtype)
 
     def hidden(self, tokens_BT: Tensor, packing: Packing | None = None, cache: list[Latents] | None = None) -> Tensor:
-        """Final normalised states (B, T, C). With `packing`, B is 1 and the row holds several sequences that do not see each other."""
+        """Final normalised states (B, T, C). With `packing`, B is 1 and the row holds several sequences that do not see each
+        other."""
         positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) if packing is None else packing.positions
         cos, sin = self.rotation(positions)
         x = self.model.embed_tokens(tokens_BT)
@@ -91,7 +94,7 @@ class Transformer(nn.Module):
         cos, sin = self.rotation(at_B[:, None])
         x = self.model.embed_tokens(tokens_B[:, None])
         for layer, latents in zip(self.model.layers, cache, strict=True):
-            x = layer.decode(x, cos, sin, latents, at_B, visible_BS)
+            x = layer.decode(x, cos, sin, latents, at_B, visible_BS)  # type: ignore[operator]
         return self.lm_head(self.model.norm(x))[:, 0]
 
     def attentions(self) -> list[MLA]:
@@ -109,7 +112,8 @@ class Transformer(nn.Module):
             router.load = torch.zeros(self.config.n_routed_experts, dtype=torch.int64, device=device) if on else None
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that Muon takes: all but embedding, head and norms. Stacked ones (3-D) and gate_up hold several matrices."""
+        """The parameters that Muon takes: all but embedding, head and norms. Stacked ones (3-D) and gate_up hold several
+        matrices."""
         for name, p in self.named_parameters():
             if p.ndim >= 2 and not name.startswith(("model.embed_tokens", "lm_head")):
                 yield name, p

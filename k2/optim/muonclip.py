@@ -1,10 +1,13 @@
-"""MuonClip (K2 report, algorithm 1): Muon for matrices, AdamW for the rest, QK-Clip after the update. One optimizer, float32 masters.
+"""MuonClip (K2 report, algorithm 1): Muon for matrices, AdamW for the rest, QK-Clip after the update. One optimizer, float32
+masters.
 
 Where the report is silent, Moonlight (arXiv 2502.16982) decides: Nesterov momentum, five Newton-Schulz steps in bfloat16, AdamW for
 embedding, head and norms, weight decay on everything. Momentum convention: buf = momentum * buf + grad. torch.optim.Muon's
-lerp convention holds (1 - momentum) times that; Newton-Schulz normalises, so the updates are equal, but the state is not interchangeable.
+lerp convention holds (1 - momentum) times that; Newton-Schulz normalises, so the updates are equal, but the state is not
+interchangeable.
 """
 
+# pyright: reportPrivateImportUsage=false
 import math
 
 import torch
@@ -23,8 +26,8 @@ def split_matrices(name: str, t: Tensor) -> Tensor:
 
 
 class MuonClip:
-    """Call `step(lr)` after backward; it clips the raw gradient, updates, applies QK-Clip from the model's collected maxima, and clears
-    the gradients. Every parameter is claimed exactly once: `self.muon` and `self.adamw_names`."""
+    """Call `step(lr)` after backward; it clips the raw gradient, updates, applies QK-Clip from the model's collected maxima, and
+    clears the gradients. Every parameter is claimed exactly once: `self.muon` and `self.adamw_names`."""
 
     def __init__(self, model: Transformer, config: MuonClipConfig) -> None:
         self.model, self.config = model, config
@@ -38,13 +41,15 @@ class MuonClip:
             [self.master[n] for n in self.adamw_names], lr=0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
             weight_decay=config.weight_decay, fused=True,
         )  # fmt: skip
-        self.buckets: dict[tuple[int, int], list[str]] = {}  # matrices of one shape, up to transposition, go through Newton-Schulz together
+        # matrices of one shape, up to transposition, go through Newton-Schulz together
+        self.buckets: dict[tuple[int, int], list[str]] = {}
         for name in self.muon:
             n, m = split_matrices(name, self.master[name]).shape[-2:]
             self.buckets.setdefault((min(n, m), max(n, m)), []).append(name)
 
     def accumulate(self) -> None:
-        """Take the gradients of a backward pass into float32 sums, whatever dtype the model computes in. `step` does it for the last one."""
+        """Take the gradients of a backward pass into float32 sums, whatever dtype the model computes in. `step` does it for the
+        last one."""
         for name, p in self.params.items():
             if p.grad is not None:
                 if name in self.grads:
@@ -82,7 +87,8 @@ class MuonClip:
         buffers, g = [self.momentum[n] for n in self.muon], [grads[n] for n in self.muon]
         torch._foreach_mul_(buffers, config.momentum)
         torch._foreach_add_(buffers, g)
-        directions = dict(zip(self.muon, torch._foreach_add(g, buffers, alpha=config.momentum) if config.nesterov else buffers, strict=True))
+        ahead = torch._foreach_add(g, buffers, alpha=config.momentum) if config.nesterov else buffers
+        directions = dict(zip(self.muon, ahead, strict=True))
         torch._foreach_mul_([self.master[n] for n in self.muon], 1 - lr * config.weight_decay)
         for (_, long), names in self.buckets.items():
             stack = []
@@ -99,7 +105,8 @@ class MuonClip:
         return square, count
 
     def _qk_clip(self) -> dict[str, float]:
-        """Scale the masters of the heads whose maximum went above tau: W_qc and W_kc by sqrt(gamma), W_qr by gamma, W_kr and W_v not at all."""
+        """Scale the masters of the heads whose maximum went above tau: W_qc and W_kc by sqrt(gamma), W_qr by gamma, W_kr and W_v
+        not at all."""
         maxima = [a.max_logit for a in self.model.attentions()]
         if any(m is None for m in maxima):
             return {}
@@ -136,6 +143,6 @@ class MuonClip:
             buffer.copy_(tensors[f"momentum.{name}"])
         for name in self.adamw_names:
             keys = ("step", "exp_avg", "exp_avg_sq")
-            self.adamw.state[self.master[name]] = {k: tensors[f"adamw.{k}.{name}"].clone() for k in keys if f"adamw.{k}.{name}" in tensors}
-
-
+            self.adamw.state[self.master[name]] = {
+                k: tensors[f"adamw.{k}.{name}"].clone() for k in keys if f"adamw.{k}.{name}" in tensors
+            }

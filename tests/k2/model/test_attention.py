@@ -78,7 +78,8 @@ def test_model_maxima_with_and_without_packing(make_model, tokens):
     model, a, b = make_model(), tokens(1, 50), tokens(1, 20, seed=1)
     with torch.no_grad():
         model.collect(True)
-        model(a), model(b)
+        for batch in (a, b):
+            model(batch)
         apart = torch.stack([x.max_logit for x in model.attentions()])
         model.collect(True)
         model(torch.cat([a, b], dim=1), Packing.of([50, 20]))
