@@ -35,7 +35,7 @@ def project(make_project: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_beside_the_checkout_shares_the_cache_and_ends_as_an_experiment(project):
-    """Nothing before the changed section runs, the checkout stays as it was, `dvc exp show` lists it, `dvc exp apply` takes over."""
+    """Nothing before the changed section runs, the checkout stays as it was; `dvc exp show` lists it, `dvc exp apply` takes it."""
     project.edit("code.txt", "old", "uncommitted")
     project.write(**{"new.txt": "untracked"})
     project.run("dvc", "repro", "corpus")
