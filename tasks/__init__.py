@@ -2,5 +2,5 @@
 
 import os
 
-# Two OpenMP teams that spin at their barriers slow each other several times over when stages share cores; waiting threads sleep instead.
+# OpenMP teams that spin at their barriers slow each other several times over when stages share cores: let waiting threads sleep.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

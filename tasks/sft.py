@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with Muon on judged trajectories and worked gym tasks; loss on the assistant's tokens (report section 3.1)."""
+"""Fine-tuning with Muon on judged trajectories and worked gym tasks, loss on the assistant's tokens (report section 3.1)."""
 
 import json
 

@@ -130,7 +130,7 @@ def tiles(records: Records) -> Iterator[tuple[str, str, str]]:
     sft, rl = (evaluated.get(stage, {}).get("pass_at_1") for stage in ("sft", "rl"))
     yield "pass@1 after RL", percent(rl), f"{percent(sft)} after SFT" if sft is not None else "not run yet"
     with_, without = (evaluated.get("extend", {}).get(f"needle_nll_{key}") for key in ("yarn", "no_yarn"))
-    yield "needle", number(with_), f"nats per answer token; {number(without)} without YaRN" if without is not None else "not run yet"
+    yield "needle", number(with_), f"nats a token; {number(without)} without YaRN" if without is not None else "not run yet"
     clipped = [records.metrics(stage)["max_logit"] for stage in MODELS if "max_logit" in records.metrics(stage)]
     tau = records.params.get("muonclip", {}).get("qk_clip_tau")
     yield "largest logit", f"{max(clipped):.1f}" if clipped else "–", f"tau {tau:g}" if tau else "no clip"

@@ -1,8 +1,8 @@
-"""The RL loop: roll out groups with the previous policy, one update, push the weights to the rollout engine (report section 3.2.3, 3.3)."""
+"""The RL loop: roll out groups with the previous policy, update once, push the weights (report sections 3.2.3, 3.3)."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -31,7 +31,13 @@ class RL:
     """One policy in training: `trainer` learns, `engine` samples, `push(version)` copies the weights from one to the other."""
 
     def __init__(
-        self, trainer: Trainer, engine: Engine, tokenizer: ChatTokenizer, gym: GymConfig, config: RLConfig, push: Callable[[int], None]
+        self,
+        trainer: Trainer,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        gym: GymConfig,
+        config: RLConfig,
+        push: Callable[[int], None],
     ) -> None:
         self.trainer, self.engine, self.tokenizer, self.gym, self.config, self.push = trainer, engine, tokenizer, gym, config, push
         self.domains = make_all(gym)
@@ -114,8 +120,8 @@ class RL:
             if mean > SOLVED:
                 return None
             raise K2Error(
-                f"rl step {step + 1}: in each of {len(groups.live)} groups all {K} answers earn the same (mean reward {mean:.2f}), so there"
-                " is nothing to learn from; widen curate's pass-rate band, raise rl.samples_per_prompt or train SFT longer"
+                f"rl step {step + 1}: in each of {len(groups.live)} groups all {K} answers earn the same (mean reward {mean:.2f}):"
+                " nothing to learn from; widen curate's pass-rate band, raise rl.samples_per_prompt or train SFT longer"
             )
         gaps: list[float] = []
         lr = wsd(step + 1, config.steps, config.optim)
@@ -141,7 +147,7 @@ class RL:
         }
 
     def _losses(self, episodes: list[Episode], groups: Advantages, ptx: list, gaps: list[float]) -> Iterator[Tensor]:
-        """Micro-batch losses whose sum is L_RL / (2 tau) + ptx_weight L_PTX; dropped groups count in the mean, with zero loss."""
+        """Micro-batch losses whose sum is L_RL / (2 tau) + ptx_weight L_PTX. Dropped groups count in the mean, as zero."""
         K = self.config.samples_per_prompt
         used = [i for i in range(len(episodes)) if groups.live[i // K]]
         used.sort(key=lambda i: len(episodes[i].tokens))  # similar lengths together: attention pads a micro-batch to its longest
@@ -158,7 +164,7 @@ class RL:
                 yield self.config.ptx_weight * self.trainer.nll(batch, 1 / total)
 
     def _logprobs(self, episodes: list[Episode]) -> tuple[Tensor, float]:
-        """(S,) log-probabilities of the sampled tokens under the policy in training, and the mean |difference| a token to the engine's."""
+        """(S,) log-probabilities of the answers under the policy in training; mean |difference| a token to the engine's."""
         (batch,) = pack([(e.tokens, e.mask) for e in episodes], math.inf)  # type: ignore[arg-type]
         device, model = self.trainer.device, self.trainer.model
         hidden = model.hidden(batch.inputs.to(device), batch.packing.to(device))[0]  # type: ignore[union-attr]

@@ -22,9 +22,9 @@ def advantages(rewards_GK: Tensor) -> Advantages:
 
 
 def policy_loss(advantage_S: Tensor, logprob_S: Tensor, old_logprob_S: Tensor, tau: float) -> Tensor:
-    """Sum over samples of (A - tau log(pi / pi_old))^2 / (2 tau), log-probabilities of whole answers in nats.
+    """Sum over samples of (A - tau log(pi / pi_old))^2 / (2 tau), with log-probabilities of whole answers in nats.
 
-    The division by 2 tau makes the gradient at pi = pi_old that of -A log pi, so that the weight of the PTX term does not depend on tau.
+    The division by 2 tau makes the gradient at pi = pi_old that of -A log pi, so that PTX's weight does not depend on tau.
     """
     return ((advantage_S - tau * (logprob_S - old_logprob_S)) ** 2).sum() / (2 * tau)
 

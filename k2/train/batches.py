@@ -37,11 +37,15 @@ class RowBatches:
 
     def __init__(self, rows: TokenRows, seq_len: int, batch_tokens: int, micro_batch_tokens: int, seed: int) -> None:
         if rows.row_tokens != seq_len + 1:
-            raise K2Error(f"the token rows are {rows.row_tokens - 1} long, the stage's seq_len is {seq_len}; run the tokenize stage again")
+            raise K2Error(
+                f"the token rows are {rows.row_tokens - 1} long, the stage's seq_len is {seq_len}; run the tokenize stage again"
+            )
         self.rows, self.seed = rows, seed
         self.batch, self.micro = batch_tokens // seq_len, micro_batch_tokens // seq_len
         if rows.rows < self.batch:
-            raise K2Error(f"{rows.rows} token rows do not fill one batch of {self.batch}; give a larger corpus or a smaller batch_tokens")
+            raise K2Error(
+                f"{rows.rows} token rows do not fill one batch of {self.batch}; give a larger corpus or a smaller batch_tokens"
+            )
 
     def step(self, index: int) -> list[Batch]:
         wanted = np.arange(index * self.batch, (index + 1) * self.batch)

@@ -33,11 +33,18 @@ class Run:
 
 
 def train(
-    trainer: Trainer, batches: Batches, tokens: int, batch_tokens: int, optim: OptimConfig, run: Run, validate: Callable[[], float], every: int
+    trainer: Trainer,
+    batches: Batches,
+    tokens: int,
+    batch_tokens: int,
+    optim: OptimConfig,
+    run: Run,
+    validate: Callable[[], float],
+    every: int,
 ) -> Rows:
     """Train for `tokens`, in steps of about `batch_tokens`, and return a row of statistics for each step.
 
-    Resumes from the newest whole state in run.resume_folder. `validate` gives bits per byte, at every `every` tokens and at the end.
+    Resumes from the newest whole state in run.resume_folder. `validate` gives bits per byte, every `every` tokens and at the end.
     """
     steps = max(1, round(tokens / batch_tokens))
     first, seen, history = _resume(trainer, run)
@@ -56,7 +63,9 @@ def train(
                 row["validation/bits_per_byte"] = validate()
             history.append({"step": float(step + 1), **row})
             run.log(step + 1, row)
-            progress.set_postfix_str(f"loss {row['train/loss']:.3f} max_logit {row.get('attn/max_logit', math.nan):.1f}", refresh=False)
+            progress.set_postfix_str(
+                f"loss {row['train/loss']:.3f} max_logit {row.get('attn/max_logit', math.nan):.1f}", refresh=False
+            )
             progress.update(batch_tokens)
             if time.monotonic() - saved > run.checkpoint_seconds and step + 1 < steps:
                 save_state(run.resume_folder, step + 1, trainer.state(), {"tokens": seen, "history": history})

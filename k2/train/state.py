@@ -1,4 +1,4 @@
-"""Resume states of a training stage: whole or absent, the newest first, in a folder of exactly this computation (see tasks/stage.py)."""
+"""Resume states of a training stage: whole or absent, in a folder of exactly this computation (see tasks/stage.py)."""
 
 import json
 import sys

@@ -19,7 +19,9 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 class Trainer:
     """Holds float32 masters (in the optimizer) and computes in `dtype`."""
 
-    def __init__(self, model: Transformer, config: MuonClipConfig, dtype: str, bias_update_rate: float, device: str = "cpu") -> None:
+    def __init__(
+        self, model: Transformer, config: MuonClipConfig, dtype: str, bias_update_rate: float, device: str = "cpu"
+    ) -> None:
         self.model, self.device, self.bias_update_rate = model.to(device), device, bias_update_rate
         masters = {n: p.detach().clone().float() for n, p in model.named_parameters()} if dtype != "float32" else None
         model.cast(DTYPES[dtype])
@@ -48,7 +50,7 @@ class Trainer:
         return linear_cross_entropy(hidden, self.model.lm_head.weight, batch.targets.to(self.device).flatten(), weights)
 
     def step(self, losses: Iterable[Tensor], lr: float) -> dict[str, float]:
-        """Backward through each loss as it comes, then one update. train/loss is the losses' sum; the rest are the step's statistics."""
+        """Backward through each loss as it comes, then one update. train/loss is the losses' sum, the rest the step's statistics."""
         self.model.collect(True)
         total = 0.0
         for loss in losses:
@@ -62,7 +64,7 @@ class Trainer:
         return stats
 
     def _balance(self) -> dict[str, float]:
-        """Move the routers' biases; moe/max_violation is (largest load - mean load) / mean load, of each MoE layer and the largest."""
+        """Move the routers' biases; moe/max_violation is (largest load - mean load) / mean load, of each MoE layer and the most."""
         stats = {}
         for i, layer in enumerate(self.model.model.layers):
             router = getattr(layer.mlp, "gate", None)
