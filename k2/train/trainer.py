@@ -50,7 +50,7 @@ class Trainer:
         return linear_cross_entropy(hidden, self.model.lm_head.weight, batch.targets.to(self.device).flatten(), weights)
 
     def step(self, losses: Iterable[Tensor], lr: float) -> dict[str, float]:
-        """Backward through each loss as it comes, then one update. train/loss is the losses' sum, the rest the step's statistics."""
+        """Backward through each loss as it comes, then one update. train/loss is their sum, the rest the step's statistics."""
         self.model.collect(True)
         total = 0.0
         for loss in losses:
