@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import io
 import json
+from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 
 from k2 import model as models
@@ -42,7 +44,8 @@ def main(stage: Stage) -> None:
         (out / file).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     bits = [{"stage": name, "bits_per_byte": f.metrics["bits_per_byte"]} for name, f in found.items()]
     stage.write("bits_per_byte.csv", to_csv(bits))
-    stage.write("needle.csv", to_csv(found["extend"].needle))
+    before = [{"accuracy_before": row["accuracy"], "nll_before": row["nll"]} for row in found["anneal"].needle]
+    stage.write("needle.csv", to_csv([row | past for row, past in zip(found["extend"].needle, before, strict=True)]))
     stage.write(
         "gym.csv",
         to_csv([{"stage": name, "task": f"{row['domain']} ({name})", **row} for name in TALKERS for row in found[name].gym]),
@@ -58,13 +61,14 @@ def evaluate(stage: Stage, name: str) -> Findings:
     tokenizer = ChatTokenizer.load(folder)
     engine = Engine(model, stop_ids=[tokenizer.im_end_id, tokenizer.eos_id])
     model.collect(True)
-    bits = bits_per_byte(model, TokenRows(stage.dep("tokens"), "validation"), config.bits_per_byte_tokens, device)
+    validation = TokenRows(stage.dep("tokens"), "validation")
+    bits = bits_per_byte(model, validation, config.bits_per_byte_tokens, device)
     load = [router.load.tolist() for router in model.routers() if router.load is not None]
     model.collect(False)
     found = Findings({"bits_per_byte": bits}, load, samples.continuations(engine, tokenizer, 40, config.temperature, config.seed))
-    if name == "extend":
-        found.needle, means = find_needles(model, tokenizer, config)
-        found.metrics |= means
+    if name in ("anneal", "extend"):  # before and after context extension
+        found.needle = find_needles(model, tokenizer, validation, config)
+        found.metrics |= {f"needle_{key}": mean(row[key] for row in found.needle) for key in list(found.needle[0])[2:]}
     if name in TALKERS:
         lines = (stage.dep("trajectories") / "validation.jsonl").read_text().splitlines()[: config.prompts_per_domain]
         context = round(model_config.max_position_embeddings * (model_config.yarn.factor if model_config.yarn else 1))
@@ -77,15 +81,15 @@ def evaluate(stage: Stage, name: str) -> Findings:
     return found
 
 
-def find_needles(model: Any, tokenizer: ChatTokenizer, config: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """The needle map with YaRN and, for the same weights, without."""
-    args = (needle.haystack(tokenizer), config.needle_lengths, config.needle_depths, config.needle_trials, config.seed)
-    table = []
-    for with_, without in zip(needle.needle_map(model, *args), needle.needle_map(needle.without_yarn(model), *args)):
-        row = {"length": with_.length, "depth": with_.depth, "accuracy_yarn": with_.accuracy, "nll_yarn": with_.nll}
-        table.append(row | {"accuracy_no_yarn": without.accuracy, "nll_no_yarn": without.nll})
-    means = {f"needle_{key}": sum(row[key] for row in table) / len(table) for key in list(table[0])[2:]}
-    return table, means
+def find_needles(model: Any, tokenizer: ChatTokenizer, validation: TokenRows, config: Any) -> list[dict[str, Any]]:
+    """The needle map as a row a cell and, for a model with YaRN, the same weights without it."""
+    text = validation.read(np.arange(min(validation.rows, 64)))[:, :-1].flatten().tolist()
+    args = (needle.haystack(tokenizer, text), config.needle_lengths, config.needle_depths, config.needle_trials, config.seed)
+    table = [{"length": c.length, "depth": c.depth, "accuracy": c.accuracy, "nll": c.nll} for c in needle.needle_map(model, *args)]
+    if model.config.yarn:
+        for row, cell in zip(table, needle.needle_map(needle.without_yarn(model), *args), strict=True):
+            row |= {"accuracy_no_yarn": cell.accuracy, "nll_no_yarn": cell.nll}
+    return table
 
 
 def talk(

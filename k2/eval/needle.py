@@ -79,11 +79,13 @@ def without_yarn(model: "Transformer") -> "Transformer":
     return plain.eval()
 
 
-def haystack(tokenizer: "ChatTokenizer") -> Haystack:
-    """Needles in sentences of noise, in the form that the extend stage trains on (k2/data/recall.py)."""
+def haystack(tokenizer: "ChatTokenizer", text: Sequence[int]) -> Haystack:
+    """Needles in a stretch of `text` (tokens nobody trained on), in the form that the extend stage trains on (k2/data/recall.py)."""
 
     def make(length: int, depth: float, seed: int) -> tuple[list[int], list[int]]:
-        ids, begin, _ = needle_document(random.Random(seed), tokenizer.encode, length, depth)
+        rng = random.Random(seed)
+        start = rng.randrange(max(1, len(text) - length))
+        ids, begin, _ = needle_document(rng, tokenizer.encode, length, depth, text[start : start + length])
         return ids[:begin], ids[begin:]
 
     return make

@@ -238,16 +238,17 @@ def gym(records: Records) -> str | None:
 
 # -- long context -----------------------------------------------------------------------------------------------------------------
 def needle(records: Records) -> str | None:
-    """Retrieval by length and depth, with YaRN and without: nats per answer token (also the colour), below the exact share."""
+    """Retrieval by length and depth, before and after extension: nats per answer token (also the colour), below the exact share."""
     curve = records.curve("needle")
     if not curve:
         return None
     lengths, depths = sorted(set(curve["length"])), sorted(set(curve["depth"]))
-    figure, axes = canvas(WIDTH, 1.3 + 0.5 * len(depths), ncols=2, sharey=True)
-    top = max(np.nanmax(curve["nll_yarn"]), np.nanmax(curve["nll_no_yarn"]), 1e-6)
-    for ax, key, title in zip(axes, ("yarn", "no_yarn"), ("with YaRN", "the same weights without YaRN")):
+    panels = {"_before": "before extension", "_no_yarn": "extended, YaRN switched off", "": "extended, with YaRN"}
+    figure, axes = canvas(WIDTH, 1.3 + 0.5 * len(depths), ncols=len(panels), sharey=True)
+    top = max(1e-6, *(np.nanmax(curve[f"nll{key}"]) for key in panels))
+    for ax, (key, title) in zip(axes, panels.items(), strict=True):
         grid = np.full((2, len(depths), len(lengths)), np.nan)
-        for length, depth, nll, accuracy in zip(curve["length"], curve["depth"], curve[f"nll_{key}"], curve[f"accuracy_{key}"]):
+        for length, depth, nll, accuracy in zip(curve["length"], curve["depth"], curve[f"nll{key}"], curve[f"accuracy{key}"]):
             grid[:, depths.index(depth), lengths.index(length)] = nll, accuracy
         heat(figure, ax, grid[0], "nats per answer token" if ax is axes[-1] else None, vmin=0, vmax=float(top))
         for (row, column), nll in np.ndenumerate(grid[0]):

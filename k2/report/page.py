@@ -129,7 +129,7 @@ def tiles(records: Records) -> Iterator[tuple[str, str, str]]:
     yield "bits per byte", f"{bits[-1][1]:.3f}" if bits else "–", f"after {bits[-1][0]}" if bits else "not run yet"
     sft, rl = (evaluated.get(stage, {}).get("pass_at_1") for stage in ("sft", "rl"))
     yield "pass@1 after RL", percent(rl), f"{percent(sft)} after SFT" if sft is not None else "not run yet"
-    with_, without = (evaluated.get("extend", {}).get(f"needle_nll_{key}") for key in ("yarn", "no_yarn"))
+    with_, without = (evaluated.get("extend", {}).get(f"needle_{key}") for key in ("nll", "nll_no_yarn"))
     yield "needle", number(with_), f"nats a token; {number(without)} without YaRN" if without is not None else "not run yet"
     clipped = [records.metrics(stage)["max_logit"] for stage in MODELS if "max_logit" in records.metrics(stage)]
     tau = records.params.get("muonclip", {}).get("qk_clip_tau")
@@ -156,7 +156,7 @@ def evaluation_table(records: Records) -> Table | Text:
         m = metrics.get(stage, {})
         played = m.get("gym", {})
         rows.append([
-            stage, number(m.get("bits_per_byte"), 3), percent(m.get("needle_accuracy_yarn")),
+            stage, number(m.get("bits_per_byte"), 3), percent(m.get("needle_accuracy")),
             percent(m.get("pass_at_1")), percent(m.get("pass_at_k")),
             *(percent(played.get(d, {}).get("pass_at_1")) for d in domains), percent(m.get("tool_calls", {}).get("exact")),
         ])  # fmt: skip

@@ -52,7 +52,7 @@ def run(tmp_path) -> Path:
     rl += [{"step": i, "rl/reward": 0.5, "rl/reward_sums": 0.5} for i in (1, 2)]
     rl += [{"step": 3, "rl/reward": 0.6, "rl/reward_sums": 0.6, "rl/held_out": 63.0, "rl/held_out_sums": 63.0}]
     write_csv(tmp_path / "plots" / "rl.csv", rl)
-    cell = {"accuracy_yarn": 0.75, "nll_yarn": 0.5, "accuracy_no_yarn": 0.0, "nll_no_yarn": 3.25}
+    cell = {"accuracy": 0.75, "nll": 0.5, "accuracy_no_yarn": 0.0, "nll_no_yarn": 3.25, "accuracy_before": 0.0, "nll_before": 3.5}
     write_csv(tmp_path / "plots" / "needle.csv", [{"length": n, "depth": d, **cell} for n in (64, 128) for d in (0.1, 0.9)])
     domain = {"pass_at_1": 0.4, "pass_at_k": 0.7, "reward": 0.5, "over_budget": 0.0, "episodes": 8}
     metrics = {"sft": {"bits_per_byte": 2.0, "pass_at_1": 0.4, "gym": {"sums": domain}}}
