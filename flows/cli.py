@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _with_prefect(run: Run) -> None:
     """The flow, in this process, against the user's Prefect server or a temporary one."""
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # Prefect's usage data, and its notice about them
     from flows import pipeline
 
     with contextlib.ExitStack() as ending:
@@ -62,7 +64,7 @@ def _with_prefect(run: Run) -> None:
         else:
             whole(
                 asked.preset, asked.overrides or None, asked.from_stage, asked.to_stage, asked.name, asked.concurrency,
-                return_state=True,
+                asked.retries, return_state=True,
             )  # fmt: skip
 
 
@@ -79,9 +81,12 @@ def parse_arguments(arguments: list[str] | None) -> Request:
     parser.add_argument("--stage", help="this stage alone")
     parser.add_argument("--name", help="name of the experiment of a run with --preset or --set")
     parser.add_argument("--concurrency", type=int, default=2, help="stages side by side (default 2)")
+    parser.add_argument("--retries", type=int, default=0, help="times a failed stage is run again (default 0)")
     given = parser.parse_args(arguments)
     try:
         overrides = dict(presets.parse_override(text) for text in given.set)
     except K2Error as error:
         parser.exit(2, f"error: {error}\n")
-    return Request(given.preset, overrides, given.from_stage, given.to_stage, given.stage, given.name, given.concurrency)
+    return Request(
+        given.preset, overrides, given.from_stage, given.to_stage, given.stage, given.name, given.concurrency, given.retries
+    )

@@ -39,6 +39,8 @@ class Console:
     def output(self, stage: str, text: str, whole: bool) -> None:
         """A line of a stage, or the present state of its bar."""
         text = text.strip("\r\n")
+        if not text.strip():
+            return
         if whole:
             self.clear(stage)
             self.line(_labelled(stage, text))
@@ -47,7 +49,7 @@ class Console:
                 self._bar = f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}"
                 sys.stderr.write(self._bar)
                 sys.stderr.flush()
-        elif text.strip() and time.monotonic() - self._last.setdefault(stage, time.monotonic()) > BAR_SECONDS:
+        elif time.monotonic() - self._last.setdefault(stage, time.monotonic()) > BAR_SECONDS:
             self._last[stage] = time.monotonic()
             self.line(_labelled(stage, text))
 

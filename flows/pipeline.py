@@ -24,7 +24,7 @@ from pydantic import Field
 
 from flows.console import Console
 from flows.run import Request, Run
-from k2.errors import K2Error
+from k2.errors import ConfigError, K2Error
 
 Value = bool | int | float | str | list[Any] | dict[str, Any] | None
 OPENED: ContextVar[Run | None] = ContextVar("opened", default=None)  # the command line's run, already open
@@ -47,9 +47,10 @@ def pipeline(
     to_stage: Annotated[str | None, Field(description="This stage and what it needs.")] = None,
     name: Annotated[str | None, Field(description="Name of the DVC experiment of a run with preset or overrides.")] = None,
     concurrency: Annotated[int, Field(ge=1, description="Stages that may run side by side.")] = 2,
+    retries: Annotated[int, Field(ge=0, description="Times a failed stage is run again; never for a configuration error.")] = 0,
 ) -> State:
     """K2's training recipe, corpus to publish. With a preset or overrides it runs beside the checkout and ends as an experiment."""
-    return _walk(Request(preset, overrides or {}, from_stage, to_stage, None, name, concurrency))
+    return _walk(Request(preset, overrides or {}, from_stage, to_stage, None, name, concurrency, retries))
 
 
 @flow(name="stage", task_runner=ThreadPoolTaskRunner(), persist_result=False, retries=0)  # type: ignore[arg-type]
@@ -70,11 +71,17 @@ def _walk(request: Request) -> State:
 
 
 def _submit(run: Run, console: Console) -> State:
+    def may_pass(task: Any, task_run: Any, state: Any) -> bool:
+        return run.outcomes[task.name].exit_code != ConfigError.exit_code and not run.children.stopped
+
+    def options(name: str) -> Any:
+        return run_stage.with_options(name=name, retries=run.request.retries, retry_delay_seconds=5, retry_condition_fn=may_pass)
+
     futures: dict[str, Any] = {}
     try:
         for name in run.names:
             upstream = [futures[parent] for parent in run.dag.upstream[name] if parent in futures]
-            futures[name] = run_stage.with_options(name=name).submit(name, run, console, wait_for=upstream)  # type: ignore[call-overload]
+            futures[name] = options(name).submit(name, run, console, wait_for=upstream)
         for future in futures.values():
             future.wait()
     except BaseException:  # cancelled, interrupted, terminated: the stages' processes end first, then Prefect may tidy up

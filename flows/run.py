@@ -33,6 +33,7 @@ class Request:
     stage: str | None = None
     name: str | None = None
     concurrency: int = 2
+    retries: int = 0
 
     @property
     def overridden(self) -> bool:

@@ -80,7 +80,7 @@ def without_yarn(model: "Transformer") -> "Transformer":
 
 
 def haystack(tokenizer: "ChatTokenizer", text: Sequence[int]) -> Haystack:
-    """Needles in a stretch of `text` (tokens nobody trained on), in the form that the extend stage trains on (k2/data/recall.py)."""
+    """Needles in a stretch of `text` (tokens nobody trained on), in the form of the training documents (k2/data/recall.py)."""
 
     def make(length: int, depth: float, seed: int) -> tuple[list[int], list[int]]:
         rng = random.Random(seed)

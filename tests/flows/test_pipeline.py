@@ -146,6 +146,18 @@ def test_a_failed_stage_ends_in_one_line_and_its_own_exit_code(make_project: Cal
     assert killed.returncode == 128 + 9 and "corpus: SIGKILL: killed by the system, out of memory?" in killed.stderr
 
 
+def test_retries_are_for_failures_that_may_pass(make_project: Callable, prefect_api: str):
+    """A stage that was killed is run again, one that is configured wrongly is not."""
+    body = "    name = stage.name\n    import os, pathlib\n    tries = pathlib.Path('tries')\n"
+    body += "    n = len(tries.read_text()) if tries.exists() else 0\n"
+    body += "    tries.write_text('x' * (n + 1))\n    if n == 0: os.kill(os.getpid(), 9)\n    if name == 'tools': stage.params.rl\n"
+    project = make_project(CHAIN, **{"stage.py": STAGE.replace("    name = stage.name\n", body)})
+    done = project.pipeline("--stage", "corpus", "--retries", "1", PREFECT_API_URL=prefect_api)
+    assert statuses(done.stdout) == {"corpus": "run"} and "corpus: SIGKILL" in done.stderr
+    done = project.pipeline("--stage", "tools", "--retries", "3", check=False, PREFECT_API_URL=prefect_api)
+    assert done.returncode == 2 and (project.root / "tries").read_text() == "xxx"
+
+
 def test_a_typo_stops_at_once_with_exit_2(make_project: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """Before anything starts: one line with the key's path and what was expected. Presets, --set and --from are checked alike."""
     project = make_project(CHAIN, **{"stage.py": STAGE})
