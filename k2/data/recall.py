@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 Encode = Callable[[str], list[int]]
 
 QUESTION = "\nThe secret word is"
-TOKENS_A_QUESTION = 20  # a question about this often in training documents: the rarer, the slower is recall learnt
+DENSEST = 16  # tokens a question: dense documents are what recall is learnt from, sparse ones what stretches it
 WORDS = (
     "amber basalt cedar dahlia ember falcon garnet hazel indigo jasper kestrel lotus maple nectar opal pepper quartz raven saffron "
     "topaz umber velvet walnut xenon yarrow zinnia"
@@ -28,12 +28,12 @@ NOISE = (
 
 
 def recall_document(rng: random.Random, encode: Encode, n_tokens: int, filler: Sequence[int] | None = None) -> list[int]:
-    """A training document of exactly n_tokens: the same fact at random places, first told, then asked for.
+    """A training document of exactly n_tokens: the same fact at random places, first told, then asked for, once or very often.
 
     `filler` is a stretch of corpus tokens to hide it in, as long as it likes; None takes sentences of NOISE.
     """
     fact = _fact(encode, rng.choice(WORDS))
-    count = max(2, n_tokens // TOKENS_A_QUESTION)
+    count = round(2 * max(1, n_tokens / DENSEST / 2) ** rng.random())  # log-uniform from 2
     while count > 1 and count * len(fact) > n_tokens:  # a very short row or a very coarse tokenizer
         count -= 1
     room = n_tokens - count * len(fact)

@@ -22,14 +22,15 @@ def places(ids: list[int], piece: list[int]) -> list[int]:
 def test_every_question_of_a_recall_document_repeats_its_fact(tokenizer: ChatTokenizer, n_tokens: int, own_filler: bool):
     """Exactly n_tokens; one word a document, told once and asked for at least once; the words differ between documents."""
     filler = tokenizer.encode("Some text of the corpus, as long as it is. ") * 3 if own_filler else None
-    words, rng = set(), random.Random(0)
+    words, counts, rng = set(), set(), random.Random(0)
     for _ in range(20):
         ids = recall.recall_document(rng, tokenizer.encode, n_tokens, filler)
         assert len(ids) == n_tokens
         found = STATEMENT.findall(tokenizer.decode(ids))
-        assert len(found) == n_tokens // 20 and len(set(found)) == 1
+        assert 2 <= len(found) <= n_tokens / 16 and len(set(found)) == 1
         words.add(found[0])
-    assert len(words) > 5
+        counts.add(len(found))
+    assert len(words) > 5 and len(counts) > 3
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -55,7 +56,7 @@ def test_needles_have_the_form_of_the_training_documents(tokenizer: ChatTokenize
         for d in (recall.recall_document(random.Random(i), tokenizer.encode, 300) for i in range(300))
         if f" {word}" in tokenizer.decode(d)
     )
-    assert len(places(document, fact(tokenizer, word))) == 300 // 20
+    assert len(places(document, fact(tokenizer, word))) >= 2
 
 
 def test_documents_follow_the_seed(tokenizer: ChatTokenizer):
