@@ -24,6 +24,7 @@ setup: .venv/.test
 # PyTorch first and by its exact pin: a range would let pip take another build of it.
 .venv/.run: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about 250 packages, minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) install -c constraints.txt -e .

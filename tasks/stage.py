@@ -186,8 +186,10 @@ def paths(entry: dict[str, Any], kind: str) -> list[str]:
 
 def git_commit(root: Path = Path()) -> str:
     """The commit that is checked out, empty outside git."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
-    return done.stdout.strip()
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def run(name: str, main: Callable[[Stage], None]) -> None:
