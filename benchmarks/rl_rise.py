@@ -6,7 +6,7 @@ configured one and the next two). Rewards are of held-out tasks of every domain,
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import dataclasses
 import json

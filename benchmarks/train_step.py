@@ -7,7 +7,7 @@ machine; medians are compared. Then the share of the machine's matrix-product pe
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import argparse
 import statistics

@@ -2,5 +2,6 @@
 
 import os
 
-# OpenMP teams that spin at their barriers slow each other several times over when stages share cores: let waiting threads sleep.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP teams that spin for long at their barriers slow each other several times over when stages share cores; teams that never spin
+# are slow alone. Some ten microseconds of spinning before a thread sleeps is near the better of the two in both (docs/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -56,7 +56,7 @@ class Checkout:
         path.write_text(presets.override(path.read_text(), values))
 
     def command(self, stage: str) -> dict[str, Any]:
-        env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
         return {"args": [sys.executable, "-m", f"tasks.{stage}"], "cwd": self.root, "env": env, "text": True}
 
     def run(self, stage: str, check: bool = True) -> subprocess.CompletedProcess[str]:
