@@ -153,7 +153,7 @@ class Run:
         def close() -> None:
             relay.close()
             recorder.put("end", {"status": self._status, "time": int(time.time() * 1000)})
-            recorder.close(timeout=30.0 if self._status != "KILLED" else 3.0)
+            recorder.close(timeout=30.0 if self._status != "KILLED" else 15.0)  # the stages are gone already
 
         opening.callback(close)
 
