@@ -6,7 +6,7 @@ configured one and the next two). Rewards are of held-out tasks of every domain,
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import dataclasses
 import json

@@ -7,7 +7,7 @@ machine; medians are compared. Then the share of the machine's matrix-product pe
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import argparse
 import statistics

@@ -2,6 +2,6 @@
 
 import os
 
-# OpenMP teams that spin for long at their barriers slow each other several times over when stages share cores; teams that never spin
-# are slow alone. Some ten microseconds of spinning before a thread sleeps is near the better of the two in both (docs/log.md).
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# OpenMP threads that spin for long at their barriers slow each other down when stages share cores; threads that never spin are slower
+# alone. A short spin before they sleep costs little in either case (docs/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
