@@ -2,6 +2,6 @@
 
 import os
 
-# OpenMP threads that spin for long at their barriers slow each other down when stages share cores; threads that never spin are slower
+# OpenMP threads that spin for long at their barriers slow each other when stages share cores; threads that never spin are slower
 # alone. A short spin before they sleep costs little in either case (docs/log.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
