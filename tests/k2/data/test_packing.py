@@ -116,7 +116,7 @@ def test_a_phase_has_its_rows_mixed_and_seeded(tokenizer: ChatTokenizer):
     assert report["domains"]["docs"]["epochs"] == pytest.approx(50 * 64 / 6000, abs=1e-3)
     code = rows.min(axis=1) >= 20000
     assert code.sum() == 25 and 5 < code[:50].sum() < 20  # not sorted by domain
-    secret = tokenizer.encode("\nThe secret number of")
+    secret = tokenizer.encode("\nThe secret word is")
     whole = [row for row in rows.tolist() if any(row[i : i + len(secret)] == secret for i in range(65))]
     assert len(whole) == 25
 
