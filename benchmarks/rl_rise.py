@@ -9,13 +9,13 @@ import os
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import dataclasses
-import json
 import sys
 import tempfile
 import types
 from pathlib import Path
 
 from k2.config import load_params
+from k2.data import records
 from k2.train.loop import Run
 from tasks.rl import build, summary
 
@@ -24,7 +24,7 @@ TARGET = 10.0  # points of 100
 
 def main(seeds: list[int]) -> None:
     params = load_params("params.yaml")
-    prompts = [json.loads(line) for line in Path("data/rl_prompts/prompts.jsonl").read_text().splitlines()]
+    prompts = list(records.read(Path("data/rl_prompts/prompts.jsonl")))
     rises = []
     print(f"{'seed':>4} {'before':>7} {'after':>7} {'rise':>6}")
     for seed in seeds or range(params.rl.seed, params.rl.seed + 3):

@@ -1,8 +1,8 @@
 """Choose RL prompts by the SFT model's pass rate."""
 
-import json
 from collections import Counter
 
+from k2.data import records
 from k2.model import hf
 from k2.rl.curate import curate
 from k2.serve.engine import Engine
@@ -15,10 +15,10 @@ def main(stage: Stage) -> None:
     device = set_up(stage.execution)
     tokenizer = ChatTokenizer.load(stage.dep("sft"))
     model, _ = hf.load(stage.dep("sft"), device=device)
-    kept, dropped = curate(Engine(model, [tokenizer.im_end_id, tokenizer.eos_id]), tokenizer, stage.params.gym, stage.params.curate)
+    kept, dropped = curate(Engine(model, tokenizer.stop_ids), tokenizer, stage.params.gym, stage.params.curate)
     folder = stage.out("rl_prompts")
     for name, tasks in (("prompts", kept), ("dropped", dropped)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+        records.write(folder / f"{name}.jsonl", tasks)
     count = Counter(task["domain"] for task in kept)
     rates = [task["pass_rate"] for task in kept + dropped]
     stage.metrics(

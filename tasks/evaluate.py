@@ -1,9 +1,6 @@
 """Stage evaluate: every model on what it should be good at, as metrics, plots and samples."""
 
-import csv
 import dataclasses
-import io
-import json
 from statistics import mean
 from typing import Any
 
@@ -11,6 +8,7 @@ import numpy as np
 import torch
 
 from k2 import model as models
+from k2.data import records
 from k2.data.shards import TokenRows
 from k2.eval import gym, latency, needle, samples
 from k2.progress import track
@@ -18,7 +16,7 @@ from k2.serve.engine import Engine
 from k2.tokenizer.chat import ChatTokenizer
 from k2.train.loop import bits_per_byte
 from tasks.stage import Stage, run
-from tasks.training import set_up
+from tasks.training import set_up, to_csv
 
 STAGES = ["pretrain", "anneal", "extend", "sft", "rl"]
 TALKERS = ["sft", "rl"]  # have learnt the dialogue format
@@ -40,8 +38,8 @@ def main(stage: Stage) -> None:
     out = stage.out("evaluation")
     samples_ = [{"stage": name, **sample} for name, f in found.items() for sample in f.said]
     loads = [{"stage": name, "load": f.load} for name, f in found.items()]
-    for file, records in (("samples.jsonl", samples_), ("expert_load.jsonl", loads)):
-        (out / file).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    records.write(out / "samples.jsonl", samples_)
+    records.write(out / "expert_load.jsonl", loads)
     bits = [{"stage": name, "bits_per_byte": f.metrics["bits_per_byte"]} for name, f in found.items()]
     stage.write("bits_per_byte.csv", to_csv(bits))
     before = [{"accuracy_before": row["accuracy"], "nll_before": row["nll"]} for row in found["anneal"].needle]
@@ -59,7 +57,7 @@ def evaluate(stage: Stage, name: str) -> Findings:
     folder = stage.dep(f"models/{name}")
     model, model_config = models.load(folder, dtype=torch.bfloat16, device=device)
     tokenizer = ChatTokenizer.load(folder)
-    engine = Engine(model, stop_ids=[tokenizer.im_end_id, tokenizer.eos_id])
+    engine = Engine(model, tokenizer.stop_ids)
     model.collect(True)
     validation = TokenRows(stage.dep("tokens"), "validation")
     bits = bits_per_byte(model, validation, config.bits_per_byte_tokens, device)
@@ -70,9 +68,9 @@ def evaluate(stage: Stage, name: str) -> Findings:
         found.needle = find_needles(model, tokenizer, validation, config)
         found.metrics |= {f"needle_{key}": mean(row[key] for row in found.needle) for key in list(found.needle[0])[2:]}
     if name in TALKERS:
-        lines = (stage.dep("trajectories") / "validation.jsonl").read_text().splitlines()[: config.prompts_per_domain]
+        chats = list(records.read(stage.dep("trajectories") / "validation.jsonl"))[: config.prompts_per_domain]
         context = round(model_config.max_position_embeddings * (model_config.yarn.factor if model_config.yarn else 1))
-        found.gym, played = talk(engine, tokenizer, gym_config, config, [json.loads(line) for line in lines], context)
+        found.gym, played = talk(engine, tokenizer, gym_config, config, chats, context)
         found.metrics |= played
         found.said += samples.dialogues(engine, tokenizer, gym_config, config.temperature, config.seed)
     if name == "rl":
@@ -104,15 +102,6 @@ def talk(
     metrics["gym"] = {domain: dataclasses.asdict(result) for domain, result in results.items()}
     calls = gym.tool_call_accuracy(engine, tokenizer, trajectories, 96, max_context, config.seed)
     return table, metrics | ({"tool_calls": dataclasses.asdict(calls)} if calls else {})
-
-
-def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows of equal keys as CSV with a header."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

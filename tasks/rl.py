@@ -1,10 +1,10 @@
 """Reinforcement learning with verifiable rewards: roll out, update, push the weights to the rollout engine (report section 3.2)."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
+from k2.data import records
 from k2.model import hf
 from k2.rl.loop import RL
 from k2.serve.engine import Engine
@@ -24,22 +24,22 @@ def build(sft: Path, trajectories: Path, params: Any, device: str) -> tuple[RL, 
     config = params.rl
     model, _ = hf.load(sft)
     tokenizer = ChatTokenizer.load(sft)
-    engine = Engine(copy.deepcopy(model).cast(DTYPES[config.dtype]).to(device), [tokenizer.im_end_id, tokenizer.eos_id])
+    engine = Engine(copy.deepcopy(model).cast(DTYPES[config.dtype]).to(device), tokenizer.stop_ids)
     trainer = Trainer(model, params.muonclip, config.dtype, config.bias_update_rate, device)
     checkpoints, transport = CheckpointEngine(), LocalTransport(Receiver(engine))
 
     def push(version: int) -> None:
         checkpoints.push(model.state_dict().items(), [transport], version)
 
-    lines = (trajectories / "train.jsonl").read_text().splitlines()
-    dialogues = [tokenizer.encode_chat(record["messages"], record.get("tools")) for record in map(json.loads, lines)]
+    chats = records.read(trajectories / "train.jsonl")
+    dialogues = [tokenizer.encode_chat(chat["messages"], chat.get("tools")) for chat in chats]
     ptx = DialogueBatches(dialogues, config.ptx_batch_tokens, config.ptx_batch_tokens, config.ptx_batch_tokens, config.seed)
     return RL(trainer, engine, tokenizer, params.gym, config, push), ptx
 
 
 def main(stage: Stage) -> None:
     loop, ptx = build(stage.dep("sft"), stage.dep("trajectories"), stage.params, set_up(stage.execution))
-    prompts = [json.loads(line) for line in (stage.dep("rl_prompts") / "prompts.jsonl").read_text().splitlines()]
+    prompts = list(records.read(stage.dep("rl_prompts") / "prompts.jsonl"))
     rows = loop.train(prompts, ptx, run_of(stage))
 
     model = loop.trainer.model

@@ -1,7 +1,6 @@
 """Fine-tuning with Muon on judged trajectories and worked gym tasks, loss on the assistant's tokens (report section 3.1)."""
 
-import json
-
+from k2.data import records
 from k2.gym import make_all
 from k2.model import hf
 from k2.tokenizer.chat import ChatTokenizer
@@ -14,8 +13,8 @@ def main(stage: Stage) -> None:
     config = stage.params.sft
     model, _ = hf.load(stage.dep("extend"))
     tokenizer = ChatTokenizer.load(stage.dep("extend"))
-    lines = (stage.dep("trajectories") / "train.jsonl").read_text().splitlines()
-    dialogues = [(record["messages"], record.get("tools")) for record in map(json.loads, lines)]
+    chats = records.read(stage.dep("trajectories") / "train.jsonl")
+    dialogues = [(chat["messages"], chat.get("tools")) for chat in chats]
     for domain in make_all(stage.params.gym).values():
         tasks = [domain.task(i) for i in range(config.gym_examples_per_domain)]
         dialogues += [(domain.solution(task), domain.env(task).tools) for task in tasks]

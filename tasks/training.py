@@ -3,7 +3,9 @@
 import csv
 import io
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,11 +68,11 @@ def summary(rows: Rows) -> dict[str, float]:
     }
 
 
-def to_csv(rows: Rows) -> str:
-    """Rows of statistics as CSV; a value that a row lacks is an empty cell."""
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, floats to seven digits; a value that a row lacks is an empty cell."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: f"{v:.7g}" for k, v in row.items()} for row in rows)
+    writer.writerows({k: f"{v:.7g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     return out.getvalue()

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from k2.data import records
+
 TRAINING = ["pretrain", "anneal", "extend", "sft"]  # share tokens and loss as their axes
 MODELS = [*TRAINING, "rl"]
 
@@ -48,7 +50,7 @@ class Records:
     def evaluation(self, name: str) -> list[dict[str, Any]]:
         """A JSONL file of data/evaluation, [] before the stage ran."""
         try:
-            return [json.loads(line) for line in (self.root / "data" / "evaluation" / name).read_text().splitlines()]
+            return list(records.read(self.root / "data" / "evaluation" / name))
         except (OSError, ValueError):
             return []
 

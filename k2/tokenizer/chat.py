@@ -48,6 +48,7 @@ class ChatTokenizer:
         self.vocab_size = bpe.vocabulary_size(tokenizer)
         self.bos_id, self.eos_id, self.pad_id = ids["[BOS]"], ids["[EOS]"], ids["[PAD]"]
         self.im_end_id = ids["<|im_end|>"]
+        self.stop_ids = [self.im_end_id, self.eos_id]  # what ends a generation
 
     @classmethod
     def load(cls, folder: Path | str) -> "ChatTokenizer":
