@@ -6,6 +6,7 @@ Import this before torch is used: it sets OpenMP's spin, as every stage does.
 import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import statistics
 import time

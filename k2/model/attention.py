@@ -75,11 +75,11 @@ class Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(inverse)
-        return x[index]
+        return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        return grad[ctx.saved_tensors[0]], None, None
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
 class Repack(torch.autograd.Function):
@@ -88,12 +88,12 @@ class Repack(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor, real: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(index, real)
-        return x[inverse]
+        return x.index_select(0, inverse)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[override]
         index, real = ctx.saved_tensors
-        return grad[index].masked_fill_(~real.view(-1, *[1] * (grad.ndim - 1)), 0), None, None, None
+        return grad.index_select(0, index).masked_fill_(~real.view(-1, *[1] * (grad.ndim - 1)), 0), None, None, None
 
 
 def flash(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -12,17 +12,9 @@ from torch import Tensor, nn
 from k2.config import ModelConfig
 from k2.model import rope
 from k2.model.attention import Packing, flash, max_logit
+from k2.model.norm import RMSNorm
 
 LATENT_NORM_EPS = 1e-6  # of the norms on the two latents, whatever rms_norm_eps is: DeepSeek's code and transformers fix it
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class MLA(nn.Module):

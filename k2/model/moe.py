@@ -12,6 +12,34 @@ from torch import Tensor, nn
 from k2.config import ModelConfig
 
 
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up; keeps gate and up alone, in one tensor (..., 2F)."""
+
+    @staticmethod
+    def forward(ctx, gate_up: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        (gate_up,) = ctx.saved_tensors
+        return swiglu_backward(grad, gate_up)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    return SwiGLU.apply(gate_up)  # type: ignore[return-value]
+
+
+def swiglu_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    out = torch.empty_like(gate_up)
+    grad_gate, grad_up = out.chunk(2, dim=-1)
+    torch.mul(grad, F.silu(gate), out=grad_up)
+    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+    return out
+
+
 class MLP(nn.Module):
     """SwiGLU; gate and up lie in one matrix, in this order, as in the experts."""
 
@@ -22,11 +50,6 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_up_proj(x)))
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
 
 
 class Router(nn.Module):
@@ -61,37 +84,54 @@ class Router(nn.Module):
             self.e_score_correction_bias += rate * (sign - sign.mean())
 
 
-class Dispatch(torch.autograd.Function):
-    """Copy each token to its K places in expert order. Backward sums them by a gather, so it needs no atomics and is
-    deterministic."""
+class RoutedExperts(torch.autograd.Function):
+    """Each token through its K experts and the weighted sum of what they say.
+
+    The combine weight goes on the hidden units, before the down-projection: W_down (w h) = w (W_down h). So the experts' outputs
+    are not needed in backward, and neither are the K copies of the input or the hidden units: both are made again from x and
+    gate_up. Copies and sums are gathers both ways: no atomics, so the result is deterministic.
+    Legend: M = N K rows in expert order; `order` (M,) the place of a row among the tokens' choices, `inverse` the way back.
+    """
 
     @staticmethod
-    def forward(ctx, x_NC: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(inverse)
-        ctx.top_k = top_k
-        return x_NC[order // top_k]
+    def forward(  # type: ignore[override]
+        ctx, x_NC: Tensor, weights_NK: Tensor, gate_up: Tensor, down: Tensor, order: Tensor, inverse: Tensor, offsets: Tensor
+    ) -> Tensor:
+        gate_up_M = torch._grouped_mm(_rows(x_NC, order, inverse), gate_up.mT, offsets)
+        gate, up = gate_up_M.chunk(2, dim=-1)
+        hidden_M = F.silu(gate).mul_(up).mul_(_in_order(weights_NK, order, x_NC.dtype))
+        out_MC = torch._grouped_mm(hidden_M, down.mT, offsets)
+        ctx.save_for_backward(x_NC, weights_NK, gate_up, down, order, inverse, offsets, gate_up_M)
+        return _sum_choices(out_MC, inverse, weights_NK.shape[1])
 
     @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        (inverse,) = ctx.saved_tensors
-        return grad[inverse].unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None
+    def backward(ctx, grad_NC: Tensor):  # type: ignore[override]
+        x_NC, weights_NK, gate_up, down, order, inverse, offsets, gate_up_M = ctx.saved_tensors
+        K = weights_NK.shape[1]
+        gate, up = gate_up_M.chunk(2, dim=-1)
+        hidden_M, weight_M1 = F.silu(gate).mul_(up), _in_order(weights_NK, order, x_NC.dtype)
+        grad_MC = _rows(grad_NC.contiguous(), order, inverse)
+        grad_hidden_M = torch._grouped_mm(grad_MC, down, offsets)
+        grad_weight_M = (grad_hidden_M * hidden_M).sum(-1, dtype=weights_NK.dtype)
+        grad_down = torch._grouped_mm(grad_MC.mT, hidden_M.mul_(weight_M1), offsets)
+        grad_gate_up_M = swiglu_backward(grad_hidden_M.mul_(weight_M1), gate_up_M)
+        grad_gate_up = torch._grouped_mm(grad_gate_up_M.mT, _rows(x_NC, order, inverse), offsets)
+        grad_x = _sum_choices(torch._grouped_mm(grad_gate_up_M, gate_up, offsets), inverse, K)
+        grad_weights = grad_weight_M.index_select(0, inverse).view_as(weights_NK)
+        return grad_x, grad_weights, grad_gate_up, grad_down, None, None, None
 
 
-class Combine(torch.autograd.Function):
-    """Weighted sum of a token's K expert outputs, read back from expert order."""
+def _rows(x_NC: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """(M, C): each token's row at its K places in expert order."""
+    return x_NC.index_select(0, order // (len(inverse) // len(x_NC)))
 
-    @staticmethod
-    def forward(ctx, y_MC: Tensor, weights_NK: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(y_MC, weights_NK, order, inverse)
-        y_NKC = y_MC[inverse].unflatten(0, weights_NK.shape)
-        return torch.bmm(weights_NK[:, None].to(y_MC.dtype), y_NKC).squeeze(1)
 
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        y_MC, weights_NK, order, inverse = ctx.saved_tensors
-        grad_y = grad[order // weights_NK.shape[1]] * weights_NK.flatten()[order, None].to(grad.dtype)
-        grad_w = torch.bmm(y_MC[inverse].unflatten(0, weights_NK.shape), grad[:, :, None]).squeeze(2)
-        return grad_y, grad_w.to(weights_NK.dtype), None, None
+def _in_order(weights_NK: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
+    return weights_NK.flatten().index_select(0, order).to(dtype)[:, None]
+
+
+def _sum_choices(y_MC: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+    return y_MC.index_select(0, inverse).unflatten(0, (-1, top_k)).sum(1)
 
 
 class Experts(nn.Module):
@@ -104,16 +144,13 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(E, C, width))
 
     def forward(self, x_NC: Tensor, weights_NK: Tensor, experts_NK: Tensor) -> Tensor:
-        E, K = len(self.gate_up_proj), experts_NK.shape[1]
         flat = experts_NK.flatten()
-        order = flat.argsort(stable=True)  # (N K,) in expert order
+        order = flat.argsort(stable=True)  # (M,) in expert order
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(len(order), device=order.device)
-        offsets = torch.bincount(flat, minlength=E).cumsum(0).to(torch.int32)
-        x = Dispatch.apply(x_NC, order, inverse, K)
-        h = swiglu(torch._grouped_mm(x, self.gate_up_proj.transpose(1, 2), offsets))
-        y = torch._grouped_mm(h, self.down_proj.transpose(1, 2), offsets)
-        return Combine.apply(y, weights_NK, order, inverse)  # type: ignore[return-value]
+        offsets = torch.bincount(flat, minlength=len(self.gate_up_proj)).cumsum(0).to(torch.int32)
+        weights = (self.gate_up_proj, self.down_proj)
+        return RoutedExperts.apply(x_NC, weights_NK, *weights, order, inverse, offsets)  # type: ignore[return-value]
 
 
 class MoE(nn.Module):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from k2.config import ModelConfig
 from k2.model import rope
 from k2.model.attention import Packing
-from k2.model.mla import MLA, Latents, RMSNorm
+from k2.model.mla import MLA, Latents
 from k2.model.moe import MLP, MoE, Router
+from k2.model.norm import RMSNorm
 
 
 class Layer(nn.Module):

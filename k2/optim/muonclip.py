@@ -48,14 +48,11 @@ class MuonClip:
             self.buckets.setdefault((min(n, m), max(n, m)), []).append(name)
 
     def accumulate(self) -> None:
-        """Take the gradients of a backward pass into float32 sums, whatever dtype the model computes in. `step` does it for the
-        last one."""
+        """Take the gradients of a backward pass; several are summed in float32, whatever dtype the model computes in. `step` does
+        it for the last one."""
         for name, p in self.params.items():
             if p.grad is not None:
-                if name in self.grads:
-                    self.grads[name].add_(p.grad)
-                else:
-                    self.grads[name] = p.grad.float()
+                self.grads[name] = self.grads[name].float().add_(p.grad) if name in self.grads else p.grad
                 p.grad = None
 
     @torch.no_grad()
@@ -66,43 +63,47 @@ class MuonClip:
         grads, self.grads = self.grads, {}
         missing = [n for n in self.params if n not in grads]
         assert not missing, f"no gradient for {missing}"
-        norm = torch.stack(torch._foreach_norm(list(grads.values()))).norm()
-        if self.config.max_grad_norm is not None:
-            torch._foreach_mul_(list(grads.values()), (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        square, count = self._muon_update(grads, lr)
+        norm = torch.stack([torch.linalg.vector_norm(g, dim=-1, dtype=torch.float32).norm() for g in grads.values()]).norm()
+        clip = 1.0 if self.config.max_grad_norm is None else min(1.0, self.config.max_grad_norm / (norm.item() + 1e-6))
+        square = torch.stack([self._muon_update(shape, names, grads, clip, lr) for shape, names in self.buckets.items()]).sum()
+        count = sum(self.master[n].numel() for n in self.muon)
+        self._adamw_update(grads, clip, lr)
+        stats = self._qk_clip()
+        live = [(p, self.master[n]) for n, p in self.params.items() if p.dtype != torch.float32]
+        for p, master in live:
+            p.copy_(master)
+        return {"optim/grad_norm": norm.item(), "optim/update_rms": math.sqrt(square.item() / count), **stats}
+
+    def _adamw_update(self, grads: dict[str, Tensor], clip: float, lr: float) -> None:
         self.adamw.param_groups[0]["lr"] = lr
         for name in self.adamw_names:
-            self.master[name].grad = grads[name]
+            self.master[name].grad = grads[name].float().mul_(clip) if clip < 1 else grads[name].float()
         self.adamw.step()
         for name in self.adamw_names:
             self.master[name].grad = None
-        stats = self._qk_clip()
-        for name, p in self.params.items():
-            if p.dtype != torch.float32:
-                p.copy_(self.master[name])
-        return {"optim/grad_norm": norm.item(), "optim/update_rms": math.sqrt(square / max(count, 1)), **stats}
 
-    def _muon_update(self, grads: dict[str, Tensor], lr: float) -> tuple[float, int]:
-        config, square, count = self.config, 0.0, 0
-        buffers, g = [self.momentum[n] for n in self.muon], [grads[n] for n in self.muon]
-        torch._foreach_mul_(buffers, config.momentum)
-        torch._foreach_add_(buffers, g)
-        ahead = torch._foreach_add(g, buffers, alpha=config.momentum) if config.nesterov else buffers
-        directions = dict(zip(self.muon, ahead, strict=True))
-        torch._foreach_mul_([self.master[n] for n in self.muon], 1 - lr * config.weight_decay)
-        for (_, long), names in self.buckets.items():
-            stack = []
-            for name in names:
-                d = split_matrices(name, directions[name])
-                stack.append((d.mT if d.shape[-2] > d.shape[-1] else d).bfloat16())
-            update = newton_schulz(torch.cat(stack), config.ns_steps)
-            scale = config.rms_scale * math.sqrt(long)
-            square += update.float().square().sum().item() * scale**2
-            count += update.numel()
-            for name, part in zip(names, update.split([len(s) for s in stack]), strict=True):
-                master = split_matrices(name, self.master[name])
-                master.add_(part.mT if master.shape[-2] > master.shape[-1] else part, alpha=-lr * scale)
-        return square, count
+    def _muon_update(self, shape: tuple[int, int], names: list[str], grads: dict[str, Tensor], clip: float, lr: float) -> Tensor:
+        """Momentum, orthogonalisation, decay and update of the matrices of one shape; the sum of the update's squares."""
+        config, (short, long) = self.config, shape
+        stack = torch.empty(
+            sum(self._matrices(n) for n in names), short, long, dtype=torch.bfloat16, device=self.master[names[0]].device
+        )
+        parts = stack.split([self._matrices(n) for n in names])
+        for name, part in zip(names, parts, strict=True):
+            buffer = self.momentum[name].mul_(config.momentum).add_(grads[name], alpha=clip)
+            ahead = torch.add(buffer * config.momentum, grads[name], alpha=clip) if config.nesterov else buffer
+            d = split_matrices(name, ahead)
+            part.copy_(d.mT if d.shape[-2] > d.shape[-1] else d)
+        update = newton_schulz(stack, config.ns_steps)
+        scale = config.rms_scale * math.sqrt(long)
+        for name, part in zip(names, update.split([len(p) for p in parts]), strict=True):
+            master = split_matrices(name, self.master[name])
+            master.mul_(1 - lr * config.weight_decay)
+            master.add_(part.mT if master.shape[-2] > master.shape[-1] else part, alpha=-lr * scale)
+        return torch.linalg.vector_norm(update, dim=-1, dtype=torch.float32).square().sum() * scale**2
+
+    def _matrices(self, name: str) -> int:
+        return len(split_matrices(name, self.master[name]))
 
     def _qk_clip(self) -> dict[str, float]:
         """Scale the masters of the heads whose maximum went above tau: W_qc and W_kc by sqrt(gamma), W_qr by gamma, W_kr and W_v
