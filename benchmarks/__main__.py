@@ -1,5 +1,5 @@
 """`make bench`."""
 
-from benchmarks import train_step
+from benchmarks import paired, train_step
 
-train_step.main()
+paired.summary(train_step.main())
